@@ -1,0 +1,59 @@
+# Two commands are enough: `make demo` shows what nearsay does, `make test` shows that it is right.
+PYTHON ?= python3
+BIN := .venv/bin
+# torch pins the CUDA packages itself; naming them here would force them on machines without a GPU.
+CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+  nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+  nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header \
+  $(CUDA_PACKAGES:%=--no-emit-package %)
+
+.PHONY: help demo test test-slow test-gpu check format benchmark pins clean
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/core: requirements/core.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"nearsay needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Name another with make PYTHON=...")'
+	@echo "Setting up .venv (about a minute the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/core.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/test: .venv/core requirements/test.txt
+	@echo "Adding the test tools to .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/test.txt
+	@touch $@
+
+demo: .venv/core  ## train on 40 % wrong labels with and without NCR (a minute)
+	@echo "Eight classes, 40 % wrong labels: cross-entropy against NCR, five seeds ..."
+	@$(BIN)/python examples/toy.py
+
+test: .venv/test  ## run the tests (a few minutes)
+	@echo "Running the tests ..."
+	@$(BIN)/python -m pytest
+
+test-slow: .venv/test  ## run the slow tests too: mutants, more random examples
+	@$(BIN)/python -m pytest -m "slow or not slow"
+
+test-gpu: .venv/test  ## run the tests that need a CUDA device
+	@$(BIN)/python -m pytest tests/gpu
+
+check: .venv/test  ## format, lint, types and tests: what must be green
+	@echo "ruff format"; $(BIN)/ruff format --check .
+	@echo "ruff check"; $(BIN)/ruff check .
+	@echo "mypy"; $(BIN)/mypy
+	@echo "pytest"; $(BIN)/python -m pytest
+
+format: .venv/test  ## let ruff rewrite the code
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+benchmark: .venv/core  ## time and memory of the loss against the released formulation
+	@$(BIN)/python benchmarks/loss.py
+
+pins:  ## renew the requirements files (needs uv)
+	$(COMPILE) requirements/core.in --output-file requirements/core.txt
+	$(COMPILE) requirements/test.in --output-file requirements/test.txt
+
+clean:  ## remove what the commands made
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

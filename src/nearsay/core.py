@@ -1,0 +1,189 @@
+"""The nouns that everything else speaks in; the shapes of all tensors are fixed here.
+
+Letters: B rows of a batch, C classes, D features, K neighbors, N examples of a data set, V views.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+PADDING = -1
+"""The index of a row that is nobody: no loss, nobody's neighbor."""
+
+
+class Outputs(NamedTuple):
+    """What a network says of a batch."""
+
+    features: Tensor  # (B, D), what enters the classifier
+    logits: Tensor  # (B, C)
+
+
+class Mix(NamedTuple):
+    """How mixup blended a batch: row i = weight · itself + (1 − weight) · its partner."""
+
+    partners: Tensor  # (B,) position of the partner in this batch
+    partner_indices: Tensor  # (B,) who the partner is
+    weight: Tensor  # (B,) λ in [½, 1], so a row stays mostly itself
+
+
+class Predictions(NamedTuple):
+    """One pass of a network over a data set: what everything after training reads."""
+
+    features: Tensor  # (N, D)
+    logits: Tensor  # (N, C)
+    indices: Tensor  # (N,) int64
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a data set, apart from its images."""
+
+    given: Tensor  # (N,) int64; −1 where unlabeled
+    clean: Tensor | None  # (N,) int64, None if unknown; −1 where the true class is outside the vocabulary
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name, labels in (("given", self.given), ("clean", self.clean)):
+            if labels is not None:
+                _check_labels(name, labels, len(self.classes))
+        if self.clean is not None and self.clean.shape != self.given.shape:
+            raise ValueError(f"{len(self.given)} given labels but {len(self.clean)} clean ones; there must be as many")
+
+
+class Loss(NamedTuple):
+    """The number to minimize and what it was made of.
+
+    Under several processes `total` is scaled so that its mean over processes is the loss of the global batch,
+    which is what averaging gradients expects. `terms` are detached, for the log.
+    """
+
+    total: Tensor  # ()
+    terms: dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows for one step. `inputs` may be anything the network takes whose first axis is the rows.
+
+    Rows are view-major: with V views of B examples there are V·B rows, and the same index stands in each view.
+    The sum of a target row is the weight of its label: 0 means unlabeled.
+    """
+
+    inputs: Tensor  # (V·B, ...)
+    targets: Tensor  # (V·B, C) floating point
+    indices: Tensor  # (V·B,) int64 who the row is; −1 is padding
+    views: int = 1
+    mix: Mix | None = None
+    teacher: Outputs | None = None  # the peer's averaged network on the un-mixed inputs
+
+    @property
+    def is_real(self) -> Tensor:
+        """(V·B,) bool: the rows that are not padding."""
+        return self.indices != PADDING
+
+    @property
+    def label_weights(self) -> Tensor:
+        """(V·B,) how much each row's label counts: 1 for a plain label, 0 for an unlabeled or padding row."""
+        return self.targets.sum(dim=1).where(self.is_real, 0.0)
+
+
+class Objective(Protocol):
+    """A method as a value: its fields are its hyper-parameters, calling it computes the loss."""
+
+    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+        """State between steps, updated only in place; `{}` for almost everyone.
+
+        Tables with a row per example have one more row at the end, where rows that must not be kept are written.
+        """
+        ...
+
+    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+        """Name of the computation at `epoch`; asked on the host at epoch boundaries, and alone may branch on time."""
+        ...
+
+    def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
+        """The loss of one batch; `epoch` is a 0-d tensor, so ramps are tensor arithmetic."""
+        ...
+
+
+def one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """(B,) class numbers as (B, C) float32 targets; −1 (unlabeled) becomes a row of zeros.
+
+    Labels on a CPU are checked; on an accelerator, where looking would stall the device, other values become zeros too.
+    """
+    _check_labels("labels", labels, num_classes)
+    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).float()
+
+
+def first_rows(indices: Tensor) -> Tensor:
+    """(B,) bool: the first row of each index, which alone writes into memory; padding never does."""
+    order = indices.argsort(stable=True)
+    ordered = indices[order]
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[1:] = ordered[1:] != ordered[:-1]
+    return torch.empty_like(starts).scatter_(0, order, starts) & (indices != PADDING)
+
+
+def pad(batch: Batch, num_rows: int) -> Batch:
+    """The batch (of one view, before mixup) with rows of padding appended, so that all batches have equal shapes."""
+    missing = num_rows - len(batch.indices)
+    if missing < 0:
+        raise ValueError(
+            f"a batch of {len(batch.indices)} rows cannot be padded to {num_rows}; ask for at least as many"
+        )
+    if batch.views != 1 or batch.mix is not None or batch.teacher is not None:
+        raise ValueError("pad a batch first and make its views, teacher and mixup afterwards")
+
+    def extended(rows: Tensor, value: int) -> Tensor:
+        return torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)])
+
+    return Batch(
+        inputs=extended(batch.inputs, 0),
+        targets=extended(batch.targets, 0),
+        indices=extended(batch.indices, PADDING),
+    )
+
+
+def check_outputs(outputs: Outputs, batch: Batch) -> None:
+    """Refuse a batch that an objective cannot mean; values are looked at only on a CPU, where it costs nothing."""
+    features, logits = outputs
+    rows = len(batch.indices)
+    if logits.ndim != 2 or features.ndim != 2 or len(logits) != rows or len(features) != rows:
+        raise ValueError(
+            f"features {tuple(features.shape)}, logits {tuple(logits.shape)} and indices {tuple(batch.indices.shape)} "
+            "must be (B, D), (B, C) and (B,) with one B"
+        )
+    if batch.targets.shape != logits.shape or not batch.targets.is_floating_point():
+        raise ValueError(
+            f"targets {tuple(batch.targets.shape)} of {batch.targets.dtype} must be floating-point distributions of the "
+            f"shape {tuple(logits.shape)} of the logits; nearsay.one_hot makes them from class numbers"
+        )
+    if batch.indices.dtype != torch.int64:
+        raise ValueError(f"indices of {batch.indices.dtype} must be torch.int64")
+    if batch.views < 1 or rows % batch.views:
+        raise ValueError(f"{rows} rows cannot be {batch.views} views of the same examples")
+    if batch.targets.device.type == "cpu":
+        wrong = ~((batch.targets >= 0) & (batch.targets < torch.inf))  # true for NaN as well
+        if wrong.any():
+            row = int(wrong.any(dim=1).nonzero()[0])
+            raise ValueError(
+                f"target row {row} holds {batch.targets[row][wrong[row]][0].item()}; targets are finite and not negative, "
+                "and a row of zeros means unlabeled"
+            )
+
+
+def _check_labels(name: str, labels: Tensor, num_classes: int) -> None:
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"{name} of shape {tuple(labels.shape)} and {labels.dtype} must be a vector of whole class numbers"
+        )
+    if labels.device.type == "cpu" and len(labels):
+        outside = labels[(labels < -1) | (labels >= num_classes)]
+        if len(outside):
+            raise ValueError(
+                f"{name} holds {outside[0].item()}, but with {num_classes} classes it must be 0 to {num_classes - 1}, "
+                "or -1 for unlabeled"
+            )

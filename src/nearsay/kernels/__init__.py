@@ -1,0 +1,1 @@
+"""Fast paths with the signature of the plain functions they imitate."""

@@ -1,0 +1,1 @@
+"""One file per loss: the formula as a pure function, then the value that calls it."""
