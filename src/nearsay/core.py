@@ -84,11 +84,6 @@ class Batch:
         """(V·B,) bool: the rows that are not padding."""
         return self.indices != PADDING
 
-    @property
-    def label_weights(self) -> Tensor:
-        """(V·B,) how much each row's label counts: 1 for a plain label, 0 for an unlabeled or padding row."""
-        return self.targets.sum(dim=1).where(self.is_real, 0.0)
-
 
 class Objective(Protocol):
     """A method as a value: its fields are its hyper-parameters, calling it computes the loss."""
@@ -158,20 +153,20 @@ def check_outputs(outputs: Outputs, batch: Batch) -> None:
         )
     if batch.targets.shape != logits.shape or not batch.targets.is_floating_point():
         raise ValueError(
-            f"targets {tuple(batch.targets.shape)} of {batch.targets.dtype} must be floating-point distributions of the "
-            f"shape {tuple(logits.shape)} of the logits; nearsay.one_hot makes them from class numbers"
+            f"targets {tuple(batch.targets.shape)} of {batch.targets.dtype} must be floating-point distributions of "
+            f"the shape {tuple(logits.shape)} of the logits; nearsay.one_hot makes them from class numbers"
         )
     if batch.indices.dtype != torch.int64:
         raise ValueError(f"indices of {batch.indices.dtype} must be torch.int64")
     if batch.views < 1 or rows % batch.views:
         raise ValueError(f"{rows} rows cannot be {batch.views} views of the same examples")
     if batch.targets.device.type == "cpu":
-        wrong = ~((batch.targets >= 0) & (batch.targets < torch.inf))  # true for NaN as well
+        wrong = ~((batch.targets >= 0) & (batch.targets < torch.inf)) & batch.is_real[:, None]  # true for NaN as well
         if wrong.any():
             row = int(wrong.any(dim=1).nonzero()[0])
             raise ValueError(
-                f"target row {row} holds {batch.targets[row][wrong[row]][0].item()}; targets are finite and not negative, "
-                "and a row of zeros means unlabeled"
+                f"target row {row} holds {batch.targets[row][wrong[row]][0].item()}; targets are finite and not "
+                "negative, and a row of zeros means unlabeled"
             )
 
 

@@ -1,0 +1,96 @@
+"""Transforms of whole batches, on the device where the batch lies."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.special import betaincinv  # type: ignore[import-untyped]
+from torch import Tensor
+
+from nearsay import seeds
+from nearsay.core import Batch, Mix
+
+_CELLS = 2**14  # of the quantile table: at most 5.5e-5 off the Beta distribution function for alpha from 0.1
+_tables: dict[tuple[float, torch.device], Tensor] = {}  # made once for each alpha and device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixup:
+    """Blend each row with another example (Zhang et al., ICLR 2018): λ · itself + (1 − λ) · partner, targets alike.
+
+    An example draws its own λ from Beta(alpha, alpha), folded to λ ≥ ½ so that a row stays mostly itself. The partner
+    is the next in a random cycle through the real rows, so nobody is left out; all views share λ and partner. A row
+    gets itself, or a copy of its example, only where no pairing avoids it: padding, a lone row, more than half the
+    rows being one example. An unlabeled partner lowers the weight of the label to λ.
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 100:
+            raise ValueError(f"alpha {self.alpha!r} must be above 0 and at most 100; for no mixup, leave Mixup out")
+
+    def __call__(self, batch: Batch, *, seed: int, epoch: int | Tensor) -> Batch:
+        """The mixed batch, which says in `mix` who was mixed with whom; call it after the teacher, before the model.
+
+        The first call on a device copies a small table there: let it come before a CUDA graph is captured.
+        """
+        if not batch.inputs.is_floating_point():
+            raise ValueError(f"inputs of {batch.inputs.dtype} cannot be blended; make them floating point before mixup")
+        if batch.mix is not None:
+            raise ValueError("this batch was mixed before, and `mix` can tell of one mixup only; apply it once")
+        num_rows, views = len(batch.indices), batch.views
+        if views < 1 or num_rows % views:
+            raise ValueError(f"{num_rows} rows cannot be {views} views of the same examples")
+        indices = batch.indices[: num_rows // views]  # (B,)
+        offsets = torch.arange(0, num_rows, len(indices), device=indices.device)  # (V,)
+        partners = (offsets[:, None] + _partners(indices, batch.is_real[: len(indices)], seed, epoch)).flatten()
+        share = _smaller_shares(self.alpha, seeds.uniform(seed, "mixup weight", epoch, indices)).repeat(views)
+        return replace(
+            batch,
+            inputs=_blend(batch.inputs, partners, share),
+            targets=_blend(batch.targets, partners, share),
+            mix=Mix(partners, batch.indices[partners], 1 - share),
+        )
+
+
+def _partners(indices: Tensor, is_real: Tensor, seed: int, epoch: int | Tensor) -> Tensor:
+    """(B,) position of each row's partner; a permutation that maps padding to itself.
+
+    Copies of one example stand side by side in the shuffled order. A step as long as the largest group of copies
+    leaves every group if anything can, and without copies it is the step to the next.
+    """
+    order = seeds.shuffle(seed, "mixup order", epoch, indices)
+    order = order[is_real[order].argsort(stable=True, descending=True)]  # real rows first, still shuffled
+    ordered, places = indices[order], torch.arange(len(order), device=order.device)
+    begins = torch.ones_like(is_real)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    num_before = places - places.where(begins, 0).cummax(dim=0).values  # copies of this example that stand before it
+    num_real = is_real.sum()
+    step = num_before.where(places < num_real, 0).max() + 1
+    partner_places = torch.where(places < num_real, (places + step) % num_real.clamp(min=1), places)
+    return torch.empty_like(order).scatter_(0, order, order[partner_places])
+
+
+def _smaller_shares(alpha: float, uniforms: Tensor) -> Tensor:
+    """(B,) quantiles of min(λ, 1 − λ) for λ from Beta(alpha, alpha), linear between the entries of a table."""
+    table: Tensor = _quantiles(alpha, uniforms.device)
+    cells = uniforms * _CELLS  # exact, as _CELLS is a power of two
+    left = cells.long()
+    return table[left].lerp(table[left + 1], cells - left)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiled step need not look inside
+def _quantiles(alpha: float, device: torch.device) -> Tensor:
+    """(cells + 1,) the quantiles of min(λ, 1 − λ), which are those of λ at half the probability."""
+    if (alpha, device) not in _tables:
+        quantiles = betaincinv(alpha, alpha, np.linspace(0, 0.5, _CELLS + 1))
+        _tables[alpha, device] = torch.from_numpy(quantiles.astype(np.float32)).to(device)
+    return _tables[alpha, device]
+
+
+def _blend(rows: Tensor, partners: Tensor, share: Tensor) -> Tensor:
+    """Rows moved toward their partners by `share`, in float32 or better; exactly themselves if both are equal."""
+    share = share.reshape(-1, *(1,) * (rows.ndim - 1))
+    wide = rows.to(torch.promote_types(rows.dtype, share.dtype))
+    return (wide + share * (wide[partners] - wide)).to(rows.dtype)
