@@ -1,0 +1,104 @@
+"""Early-learning regularization: hold on to what was predicted before (Liu et al. 2020, arXiv:2007.00151)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearsay import dist
+from nearsay.core import PADDING, Batch, Loss, Mix, Outputs, check_outputs, first_rows
+from nearsay.objectives.cross_entropy import cross_entropy, real_rows, upcast
+
+SMALLEST = 1e-4  # probabilities are clamped to [1e-4, 1 − 1e-4], as in the public code
+
+
+def elr(logits: Tensor, averages: Tensor) -> Tensor:
+    """(B, C) logits and (B, C) averaged predictions t -> (B,) rows log(1 − ⟨t, p⟩); lower where p agrees with t."""
+    if averages.shape != logits.shape:
+        raise ValueError(f"averages {tuple(averages.shape)} must have the shape {tuple(logits.shape)} of the logits")
+    return (1 - (averages * _probabilities(logits)).sum(dim=1)).log()
+
+
+def update_averages(averages: Tensor, logits: Tensor, indices: Tensor, *, beta: float) -> None:
+    """In place t ← β·t + (1 − β)·p/Σp in the row of each index of (B,) `indices`; `averages` is (N + 1, C).
+
+    An index that stands in several rows, or on several processes, is updated once, by the first; padding by none.
+    The last row of `averages` takes what must not be kept and is left at zero, the average of nobody. No gradient.
+    """
+    with torch.no_grad():
+        probabilities = _probabilities(logits)
+        everyone = dist.gather(indices)  # (W·B,)
+        predictions = dist.gather(probabilities / probabilities.sum(dim=1, keepdim=True))  # (W·B, C)
+        places = everyone.where(first_rows(everyone), len(averages) - 1)
+        updated = beta * averages[places] + (1 - beta) * predictions
+        averages.index_copy_(0, places, updated.to(averages.dtype))
+        averages[-1].zero_()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ELR:
+    """Cross-entropy + `weight` · mean over all rows, labeled or not, of log(1 − ⟨t, p⟩).
+
+    `beta` in [0, 1) is how slowly t, the running average of an example's predictions, moves. They are this network's;
+    with a teacher, those of the peer's averaged network on un-mixed images. Under mixup t is blended as the images are.
+    """
+
+    beta: float = 0.7
+    weight: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta is {self.beta}; it must lie in [0, 1)")
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(f"weight is {self.weight}; it must be finite and not negative")
+
+    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+        """The averaged prediction of each example, zero until it is first seen."""
+        return {"averages": torch.zeros(num_examples + 1, num_classes)}
+
+    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+        """Always the same."""
+        return "elr"
+
+    def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
+        """Update the averages, then compare with them: the order of the public code."""
+        check_outputs(outputs, batch)
+        averages = memory["averages"]
+        _check_indices(batch.indices, len(averages) - 1)
+        logits, targets = real_rows(outputs, batch)
+        teacher = outputs.logits if batch.teacher is None else batch.teacher.logits
+        update_averages(averages, teacher, batch.indices, beta=self.beta)
+        past = _recall(averages, batch.indices, batch.mix).where(batch.is_real[:, None], 0.0)
+        supervised = dist.mean(cross_entropy(logits, targets), targets.sum(dim=1))
+        regularizer = self.weight * dist.mean(elr(logits, past), batch.is_real.to(logits.dtype))
+        terms = {"cross_entropy": supervised.detach(), "elr": regularizer.detach()}
+        return Loss(supervised + regularizer, terms)
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    return upcast(logits).softmax(dim=1).clamp(SMALLEST, 1 - SMALLEST)
+
+
+def _recall(averages: Tensor, indices: Tensor, mix: Mix | None) -> Tensor:
+    """(B, C): the average of each index, blended with its partner's as its image was."""
+    nobody = len(averages) - 1
+    own = averages[indices.where(indices != PADDING, nobody)]
+    if mix is None:
+        return own
+    _check_indices(mix.partner_indices, nobody)
+    partners = averages[mix.partner_indices.where(mix.partner_indices != PADDING, nobody)]
+    share = upcast(mix.weight)[:, None]  # (B, 1)
+    return share * own + (1 - share) * partners
+
+
+def _check_indices(indices: Tensor, num_examples: int) -> None:
+    """Looks only on a CPU, where it costs nothing."""
+    if indices.device.type == "cpu":
+        outside = indices[(indices < PADDING) | (indices >= num_examples)]
+        if len(outside):
+            raise ValueError(
+                f"index {outside[0].item()} is not among the {num_examples} examples the memory was made for; "
+                f"it must be 0 to {num_examples - 1}, or {PADDING} for padding"
+            )
