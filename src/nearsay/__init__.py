@@ -32,21 +32,23 @@ __all__ = [
 if TYPE_CHECKING:
     from nearsay.augment import Mixup
     from nearsay.core import Batch, Labels, Loss, Objective, Outputs, Predictions, one_hot, pad
+    from nearsay.objectives.bank import Bank
     from nearsay.objectives.bootstrap import Bootstrap, bootstrap
     from nearsay.objectives.cross_entropy import CrossEntropy, cross_entropy
     from nearsay.objectives.elr import ELR, elr
     from nearsay.objectives.gjs import GJS, gjs
-    from nearsay.objectives.ncr import NCR, Bank, ncr
+    from nearsay.objectives.ncr import NCR, ncr
     from nearsay.propagation import propagate_labels
 
 _MODULES = {
     "augment": ("Mixup",),
     "core": ("Batch", "Labels", "Loss", "Objective", "Outputs", "Predictions", "one_hot", "pad"),
+    "objectives.bank": ("Bank",),
     "objectives.bootstrap": ("Bootstrap", "bootstrap"),
     "objectives.cross_entropy": ("CrossEntropy", "cross_entropy"),
     "objectives.elr": ("ELR", "elr"),
     "objectives.gjs": ("GJS", "gjs"),
-    "objectives.ncr": ("NCR", "Bank", "ncr"),
+    "objectives.ncr": ("NCR", "ncr"),
     "propagation": ("propagate_labels",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

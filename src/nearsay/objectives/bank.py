@@ -1,0 +1,73 @@
+"""A memory bank: features and logits of recent rows, so that a small batch still finds near neighbors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearsay.core import PADDING, Outputs, first_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bank:
+    """Rows kept as extra neighbors: a queue of the latest `size` rows, or the latest row of every example.
+
+    An example of the current batch is never also found in the bank, and what is found there gets no gradient.
+    """
+
+    kind: Literal["queue", "examples"] = "queue"
+    size: int = 4096  # of the queue
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("queue", "examples"):
+            raise ValueError(f'kind={self.kind!r} must be "queue" or "examples"')
+        if not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(f"size={self.size!r} must be a whole number of rows from 1")
+
+    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+        """Empty bank; the last row of each table takes what is not to be kept."""
+        rows = 1 + (num_examples if self.kind == "examples" else self.size)
+        return {
+            "features": torch.zeros(rows, num_features),
+            "logits": torch.zeros(rows, num_classes),
+            "indices": torch.full((rows,), PADDING),
+            "cursor": torch.zeros((), dtype=torch.int64),
+        }
+
+    def search(self, memory: Mapping[str, Tensor], current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, features and indices of the kept rows, without those of the (B,) examples at hand."""
+        indices = memory["indices"]
+        if self.kind == "examples":
+            stale = torch.zeros_like(indices, dtype=torch.bool).index_fill_(0, self._places(memory, current), True)
+        else:
+            stale = (indices[:, None] == current).any(dim=1)
+        return memory["logits"], memory["features"], indices.masked_fill(stale, PADDING)
+
+    def write(self, memory: Mapping[str, Tensor], outputs: Outputs, indices: Tensor) -> None:
+        """Keep the first row of each of the (B,) examples, in place."""
+        is_kept = first_rows(indices)
+        kept = indices.masked_fill(~is_kept, PADDING)
+        if self.kind == "examples":
+            places = self._places(memory, kept)
+        else:
+            if len(indices) > self.size:
+                raise ValueError(
+                    f"a bank of size={self.size} cannot hold a batch of {len(indices)} rows; make it at least as large"
+                )
+            memory["indices"].masked_fill_((memory["indices"][:, None] == kept).any(dim=1), PADDING)  # their older rows
+            turn = memory["cursor"] + is_kept.cumsum(0) - 1
+            places = (turn % self.size).masked_fill(~is_kept, self.size)
+            memory["cursor"].add_(is_kept.sum()).remainder_(self.size)
+        memory["features"].index_copy_(0, places, outputs.features.detach().to(memory["features"].dtype))
+        memory["logits"].index_copy_(0, places, outputs.logits.detach().to(memory["logits"].dtype))
+        memory["indices"].index_copy_(0, places, kept)
+        memory["features"][-1].zero_()  # which of the rows not kept came last, or what padding held, is no state
+        memory["logits"][-1].zero_()
+
+    def _places(self, memory: Mapping[str, Tensor], indices: Tensor) -> Tensor:
+        num_examples = len(memory["indices"]) - 1
+        if indices.device.type == "cpu" and len(indices) and int(indices.max()) >= num_examples:
+            raise ValueError(f"index {int(indices.max())} is outside a bank of {num_examples} examples")
+        return indices.masked_fill(indices == PADDING, num_examples)

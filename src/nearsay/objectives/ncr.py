@@ -1,0 +1,310 @@
+"""Neighbor Consistency Regularization (Iscen et al., CVPR 2022): pull a prediction toward those of its neighbors."""
+
+import warnings
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from nearsay import dist
+from nearsay.core import PADDING, Batch, Loss, Objective, Outputs
+from nearsay.kernels.ncr import Choices, divergence, ncr_rows
+from nearsay.neighbors import Identity, forbidden, normalize
+from nearsay.objectives.bank import Bank
+from nearsay.objectives.cross_entropy import CrossEntropy
+
+Variant = Literal["paper", "released"]
+Reduction = Literal["mean", "sum", "none"]
+Implementation = Literal["auto", "plain", "fast"]
+
+
+class Pool(NamedTuple):
+    """Rows to search besides the batch: other processes' or a memory bank's."""
+
+    logits: Tensor  # (M, C)
+    features: Tensor  # (M, D)
+    indices: Tensor  # (M,) int64; −1 is nobody's neighbor
+    partners: Tensor | None = None  # (M,) who was mixed into them
+
+
+def ncr(
+    logits: Tensor,
+    features: Tensor,
+    indices: Tensor | None = None,
+    *,
+    k: int | None = 10,
+    temperature: float = 2.0,
+    variant: Variant = "paper",
+    pool: Pool | tuple[Tensor, Tensor, Tensor] | None = None,
+    partners: Tensor | None = None,
+    reduction: Reduction = "mean",
+    implementation: Implementation = "auto",
+) -> Tensor:
+    """How far predictions are from the similarity-weighted predictions of their k nearest neighbors (paper Eq. 3).
+
+    Args:
+        logits: (B, C) of the classifier.
+        features: (B, D), what enters the classifier. Gradients flow into both.
+        indices: (B,) int64, who a row is: rows with one index (views, duplicates) are never each other's neighbors,
+            and −1 is padding: no loss, nobody's neighbor. Without it every row is somebody else.
+        k: how many neighbors; None means all.
+        temperature: divides the logits; from 0.01 to 100.
+        variant: "paper" is KL(own ‖ neighbors); "released" is KL(neighbors ‖ own) · T², as in the authors' code.
+        pool: (logits, features, indices) of rows to search besides the batch.
+        partners: (B,) int64, who was mixed into a row (`Batch.mix.partner_indices`), to keep the two apart.
+        reduction: "mean" over the rows that are not padding, "sum", or "none" for (B,).
+        implementation: "plain" is the readable version, "fast" saves memory and time (its gradient cannot be
+            differentiated again), "auto" is the fast one.
+
+    A row without neighbors (a zero feature, no positive similarity) has loss and gradient 0 and counts in the mean.
+    Computed in float32 at least, with autocast off; NaN and infinity are passed on. Neighbors come from the rows
+    given here, so accumulating gradients over small batches is not the same as one large batch: use `pool`.
+    """
+    rows, _ = _rows(
+        logits, features, indices, pool and Pool(*pool), partners, Choices(k, temperature, variant), implementation
+    )
+    if reduction == "none":
+        return rows
+    if reduction == "sum":
+        return rows.sum()
+    if reduction != "mean":
+        raise ValueError(f'reduction={reduction!r} must be "mean", "sum" or "none"')
+    if indices is None:
+        return rows.sum() / max(1, len(rows))
+    return rows.sum() / (indices != PADDING).sum().clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NCR:
+    """(1 − alpha) · base + alpha · NCR from `start_epoch` on, base alone before (paper Eq. 4).
+
+    The defaults are what the paper's ablation on CIFAR-10 finds best at 20 and 40 % noise.
+    """
+
+    alpha: float = 0.9
+    k: int | None = 10
+    temperature: float = 2.0
+    start_epoch: float = 0.0  # the paper's e
+    base: Objective = CrossEntropy()  # noqa: RUF009 — frozen, so it may be shared
+    variant: Variant = "paper"
+    bank: Bank | None = None
+    mask_partners: bool = False  # keep rows that share an image through mixup from being neighbors
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha={self.alpha!r} must be between 0 (base alone) and 1 (no labels at all)")
+        if not self.start_epoch >= 0:
+            raise ValueError(f"start_epoch={self.start_epoch!r} must be 0 or later")
+        _check_choices(self._choices)
+
+    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+        """The base's memory under `base.` and the bank's under `bank.`."""
+        sizes = (num_examples, num_classes, num_features)
+        parts = {"base": self.base.memory(*sizes), "bank": self.bank.memory(*sizes) if self.bank else {}}
+        return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+        """`ncr/…` from `start_epoch` on, `base/…` before."""
+        mine = "ncr" if epoch >= self.start_epoch else "base"
+        return f"{mine}/{self.base.stage(epoch, _part(memory, 'base'))}"
+
+    def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
+        """Neighbors are searched among all processes' rows and the bank."""
+        mine, _, base_stage = stage.partition("/")
+        total, terms = self.base(outputs, batch, epoch, _part(memory, "base"), base_stage)
+        if mine == "ncr":
+            rows, is_alone = self._rows(outputs, batch, memory)
+            real = batch.is_real.to(rows.dtype)
+            consistency = dist.mean(rows, real)
+            total = (1 - self.alpha) * total + self.alpha * consistency  # paper Eq. 4
+            terms = {**terms, "ncr": consistency.detach(), "isolated": dist.mean(is_alone.to(rows.dtype), real)}
+        if self.bank is not None:
+            with torch.no_grad():
+                everyone = Outputs(dist.gather(outputs.features.detach()), dist.gather(outputs.logits.detach()))
+                self.bank.write(_part(memory, "bank"), everyone, dist.gather(batch.indices))
+        return Loss(total, terms)
+
+    def _rows(self, outputs: Outputs, batch: Batch, memory: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        partners = batch.mix.partner_indices if batch.mix is not None and self.mask_partners else None
+        pools = []
+        if dist.num_processes() > 1:
+            others = None if partners is None else dist.others(partners)
+            rows = (dist.others(outputs.logits), dist.others(outputs.features), dist.others(batch.indices))
+            pools.append(Pool(*rows, others))
+        if self.bank is not None:
+            pools.append(Pool(*self.bank.search(_part(memory, "bank"), dist.gather(batch.indices))))
+        return _rows(outputs.logits, outputs.features, batch.indices, _joined(pools), partners, self._choices)
+
+    @property
+    def _choices(self) -> Choices:
+        return Choices(self.k, self.temperature, self.variant)
+
+
+def _part(memory: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}."): tensor for key, tensor in memory.items() if key.startswith(f"{name}.")}
+
+
+def _joined(pools: list[Pool]) -> Pool | None:
+    if len(pools) < 2:
+        return pools[0] if pools else None
+    partners = [torch.full_like(p.indices, PADDING) if p.partners is None else p.partners for p in pools]
+    logits, features, indices = (torch.cat(parts) for parts in zip(*(pool[:3] for pool in pools), strict=True))
+    return Pool(logits, features, indices, torch.cat(partners))
+
+
+def _rows(
+    logits: Tensor,
+    features: Tensor,
+    indices: Tensor | None,
+    pool: Pool | None,
+    partners: Tensor | None,
+    choices: Choices,
+    implementation: Implementation = "auto",
+) -> tuple[Tensor, Tensor]:
+    """(B,) losses, 0 for padding, and (B,) bool: real rows without neighbors."""
+    _check_choices(choices)
+    _check_rows(logits, features, indices, pool, partners)
+    if implementation not in get_args(Implementation):
+        raise ValueError(f'implementation={implementation!r} must be "auto", "plain" or "fast"')
+    if not len(logits):
+        return logits.sum(dim=1), torch.zeros_like(logits[:, 0], dtype=torch.bool)
+    others = len(logits) - 1 + (0 if pool is None else len(pool.logits))
+    if choices.k is not None and choices.k > others:
+        if others:
+            _warn_of_few(choices.k, others)
+        choices = choices._replace(k=None)
+
+    dtype = torch.promote_types(torch.promote_types(logits.dtype, features.dtype), torch.float32)
+    logits, features = logits.to(dtype), features.to(dtype)
+    is_padding = None
+    if indices is not None:
+        is_padding = indices == PADDING
+        logits = logits.masked_fill(is_padding[:, None], 0)
+        features = features.masked_fill(is_padding[:, None], 0)
+    beside = None
+    if pool is not None:
+        nobody = (pool.indices == PADDING)[:, None]
+        beside = pool.logits.to(dtype).masked_fill(nobody, 0), pool.features.to(dtype).masked_fill(nobody, 0)
+    who = _identity(indices, pool, partners)
+
+    compute = _plain_rows if implementation == "plain" else ncr_rows
+    device = logits.device.type
+    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+        rows, is_alone = compute(logits, features, beside, who, choices)
+    if is_padding is None:
+        return rows, is_alone
+    return rows.masked_fill(is_padding, 0), is_alone & ~is_padding
+
+
+def _plain_rows(
+    logits: Tensor, features: Tensor, pool: tuple[Tensor, Tensor] | None, who: Identity | None, choices: Choices
+) -> tuple[Tensor, Tensor]:
+    """Eq. 3 as it reads: the specification of `kernels/ncr.py`, whose signature it has."""
+    key_logits, key_features = logits, features
+    if pool is not None:
+        key_logits, key_features = torch.cat([logits, pool[0]]), torch.cat([features, pool[1]])
+    similarities = torch.relu(normalize(features)[0] @ normalize(key_features)[0].T)  # (B, B + M)
+    if who is None:
+        same = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+    else:
+        same = forbidden(who)
+    similarities = similarities.masked_fill(same, 0)
+    k = similarities.shape[1] if choices.k is None else choices.k
+    nearest, positions = similarities.topk(k, dim=1)  # (B, K)
+    total = nearest.sum(dim=1, keepdim=True)
+    is_alone = total <= 0  # false for NaN, which shall be seen
+    weights = nearest / total.masked_fill(is_alone, 1)
+
+    log_p = (logits / choices.temperature).log_softmax(dim=1)
+    key_log_p = (key_logits / choices.temperature).log_softmax(dim=1)
+    is_absent = weights == 0
+    log_weights = weights.masked_fill(is_absent, 1).log().masked_fill(is_absent & ~is_alone, -torch.inf)
+    log_q = (log_weights[:, :, None] + key_log_p[positions]).logsumexp(dim=1)
+    log_q = torch.where(is_alone, log_p, log_q)  # nobody to agree with: agree with oneself
+    p, q = log_p.exp(), log_q.exp()
+    if choices.variant == "paper":
+        return divergence(p, q, log_p - log_q), is_alone[:, 0]  # paper Eq. 3
+    # The released code turns the divergence around and scales it by T², see docs/faithful.md.
+    return divergence(q, p, log_q - log_p) * choices.temperature**2, is_alone[:, 0]
+
+
+def _identity(indices: Tensor | None, pool: Pool | None, partners: Tensor | None) -> Identity | None:
+    """Who is who, or None where row i is key i and nobody else is: then masking costs nothing."""
+    if indices is None:
+        return None
+    if pool is None:
+        if partners is None and indices.device.type == "cpu":
+            ordered = indices.sort().values
+            if bool((ordered[:1] >= 0).all() & (ordered[1:] > ordered[:-1]).all()):
+                return None
+        return Identity(indices, indices, partners, partners)
+    key_partners = None
+    if partners is not None:
+        beside = torch.full_like(pool.indices, PADDING) if pool.partners is None else pool.partners
+        key_partners = torch.cat([partners, beside])
+    return Identity(indices, torch.cat([indices, pool.indices]), partners, key_partners)
+
+
+def _check_choices(choices: Choices) -> None:
+    k, temperature, variant = choices
+    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
+        raise ValueError(f"k={k!r} neighbors make no sense; use a whole number from 1, or None for all")
+    if not 1e-2 <= temperature <= 1e2:
+        raise ValueError(f"temperature={temperature!r} is outside 0.01 to 100; the paper uses 2")
+    if variant not in get_args(Variant):
+        raise ValueError(f'variant={variant!r} must be "paper" or "released"')
+
+
+def _check_rows(
+    logits: Tensor, features: Tensor, indices: Tensor | None, pool: Pool | None, partners: Tensor | None
+) -> None:
+    for name, rows, whose in (
+        ("batch", (logits, features), indices),
+        ("pool", pool and pool[:2], pool and pool.indices),
+    ):
+        if rows is None:
+            continue
+        for kind, tensor in zip(("logits", "features"), rows, strict=True):
+            if not tensor.is_floating_point():
+                raise ValueError(
+                    f"{kind} of the {name} are {tensor.dtype}; they must be floating point, as from .float()"
+                )
+        shapes = [tuple(tensor.shape) for tensor in rows]
+        if (
+            [len(shape) for shape in shapes] != [2, 2]
+            or shapes[0][0] != shapes[1][0]
+            or 0 in (*shapes[0][1:], *shapes[1][1:])
+        ):
+            raise ValueError(
+                f"logits {shapes[0]} and features {shapes[1]} of the {name} must be (B, C) and (B, D) with one B; "
+                "flatten or pool features of other shapes first"
+            )
+        for kind, numbers in (("indices", whose), ("partners", partners if name == "batch" else None)):
+            if numbers is not None and (tuple(numbers.shape) != shapes[0][:1] or numbers.dtype != torch.int64):
+                raise ValueError(
+                    f"{kind} {tuple(numbers.shape)} of {numbers.dtype} of the {name} "
+                    f"must be {shapes[0][:1]} of torch.int64"
+                )
+    if pool is not None:
+        if indices is None:
+            raise ValueError("a pool needs indices=, so that nobody in it is taken for a neighbor of itself")
+        if pool.logits.shape[1] != logits.shape[1] or pool.features.shape[1] != features.shape[1]:
+            raise ValueError(
+                f"the pool's logits {tuple(pool.logits.shape)} and features {tuple(pool.features.shape)} must have the "
+                f"{logits.shape[1]} classes and {features.shape[1]} features of the batch"
+            )
+    if partners is not None and indices is None:
+        raise ValueError("partners= needs indices=, so that they can be recognized")
+
+
+@cache
+def _warn_of_few(k: int, others: int) -> None:
+    warnings.warn(
+        f"k={k} neighbors were asked for, but there are only {others} other rows; all of them are used "
+        "(enlarge the batch, lower k, or give a pool)",
+        stacklevel=5,
+    )

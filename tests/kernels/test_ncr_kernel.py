@@ -1,0 +1,140 @@
+"""The fast version equals the plain one: values, gradients and what a short training makes of them."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from nearsay import NCR, Batch, Outputs, ncr, one_hot
+from nearsay import neighbors as search
+from nearsay.kernels import ncr as kernel
+
+SHAPES = [  # rows, classes, features, pool
+    (2, 1, 1, 0),
+    (3, 2, 5, 0),
+    (17, 3, 9, 0),
+    (64, 10, 33, 0),
+    (257, 7, 16, 0),
+    (300, 101, 12, 0),
+    (5, 4, 6, 50),
+    (40, 4, 6, 3),
+    (33, 11, 8, 400),
+]
+FEW_OR_ALL = [1, 2, 10, 40, None]
+
+
+def problem(num_rows, num_classes, num_features, num_pool, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    pool = None
+    if num_pool:
+        pool = (drawn(num_pool, num_classes), drawn(num_pool, num_features), torch.arange(1000, 1000 + num_pool))
+    indices = torch.arange(num_rows)
+    indices[num_rows // 2] = 0  # one copy
+    return 3 * drawn(num_rows, num_classes), drawn(num_rows, num_features), indices, pool
+
+
+def results(implementation, logits, features, indices, pool, **choices):
+    """Losses and gradients under an upstream gradient that differs from row to row."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (logits, features)]
+    if pool is not None:
+        leaves += [tensor.clone().requires_grad_() for tensor in pool[:2]]
+        pool = (*leaves[2:], pool[2])
+    losses = ncr(*leaves[:2], indices, pool=pool, reduction="none", implementation=implementation, **choices)
+    upstream = torch.linspace(-1, 2, len(losses), dtype=losses.dtype)
+    return losses.detach(), *torch.autograd.grad((losses * upstream).sum(), leaves)
+
+
+def assert_equal(logits, features, indices, pool, *, dtype, **choices):
+    plain = results("plain", logits, features, indices, pool, **choices)
+    fast = results("fast", logits, features, indices, pool, **choices)
+    wide = dtype in (torch.float32, torch.float64)
+    tolerance = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-6}
+    for actual, expected in zip(fast, plain, strict=True):
+        # Half precision gradients are float32 gradients rounded once: off by one unit in the last place at most.
+        assert_close(actual, expected, **(tolerance if wide else {"rtol": 2e-2, "atol": 1e-4}))
+
+
+@pytest.mark.filterwarnings("ignore:k=")
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("k", FEW_OR_ALL)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_odd_shapes_agree(shape, k, variant):
+    assert_equal(*problem(*shape, torch.float64), dtype=torch.float64, k=k, variant=variant)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("k", [3, 40])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_all_dtypes_agree(dtype, k, variant):
+    assert_equal(*problem(64, 10, 33, 30, dtype), dtype=dtype, k=k, variant=variant)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("k", [3, 40, None])
+def test_going_through_logarithms_agrees(k, variant, monkeypatch):
+    monkeypatch.setattr(kernel, "_needs_logarithms", lambda log_p: True)
+    assert_equal(*problem(64, 10, 33, 30, torch.float64), dtype=torch.float64, k=k, variant=variant)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 100.0])
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_extreme_temperatures_agree(variant, temperature):
+    choices = {"k": 3, "temperature": temperature, "variant": variant}
+    assert_equal(*problem(64, 10, 33, 0, torch.float64), dtype=torch.float64, **choices)
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize("k", [3, 40])
+def test_chunks_do_not_show(k, is_exact, monkeypatch):
+    logits, features, indices, pool = problem(64, 10, 33, 30, torch.float64)
+    monkeypatch.setattr(kernel, "_needs_logarithms", lambda log_p: is_exact)
+    whole = results("fast", logits, features, indices, pool, k=k)
+    monkeypatch.setattr(search, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(kernel, "CHUNK_NUMBERS", 16 * 5 * k * 10)
+    assert_close(results("fast", logits, features, indices, pool, k=k), whole)
+
+
+def test_a_row_without_neighbors_stays_finite_through_logarithms():
+    logits, features, indices, _ = problem(16, 4, 5, 0, torch.float32)
+    features[3] = 0
+    for result in results("fast", 100 * logits, features, indices, None, k=3, temperature=0.01):
+        assert result.isfinite().all()
+
+
+def test_no_memory_is_quadratic_in_the_batch(monkeypatch):
+    """What is kept for the backward pass is linear in the rows, whatever the similarities take."""
+    logits, features, _, _ = problem(600, 4, 5, 0, torch.float32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        ncr(logits.requires_grad_(), features.requires_grad_(), k=10)
+    assert kept
+    assert max(tensor.numel() for tensor in kept) <= 600 * 10
+
+
+def test_a_short_training_is_the_same():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(96, 6, generator=generator)
+    targets = one_hot(torch.randint(4, (96,), generator=generator), 4)
+    batch = Batch(inputs=inputs, targets=targets, indices=torch.arange(96))
+    curves = []
+    for implementation in ("plain", "fast"):
+        torch.manual_seed(1)
+        body, head = torch.nn.Linear(6, 16), torch.nn.Linear(16, 4)
+        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.5)
+        curve = []
+        for _ in range(30):
+            features = torch.relu(body(inputs))
+            outputs = Outputs(features, head(features))
+            base = NCR(alpha=0.0)(outputs, batch, torch.tensor(0.0), {}, "base/cross_entropy").total
+            consistency = ncr(outputs.logits, features, k=5, implementation=implementation)
+            loss = 0.3 * base + 0.7 * consistency
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.detach())
+        curves.append(torch.stack(curve))
+    assert curves[0][-1] < curves[0][0]
+    assert_close(curves[1], curves[0], rtol=1e-4, atol=1e-5)
