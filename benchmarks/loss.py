@@ -1,0 +1,235 @@
+"""Time and memory of `nearsay.ncr`, forward and backward, against the released formulation, in one run.
+
+    python benchmarks/loss.py                 the CPU, one thread
+    python benchmarks/loss.py --device cuda   a GPU, also replayed from a CUDA graph
+
+Times are minima of interleaved repeats, so ratios are what to read. Writes benchmarks/results/loss-DEVICE.json.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import nearsay
+
+CPU_GRID = list(itertools.product((128, 256, 1024, 4096), (512, 2048), (10, 100, 1000), (1, 10, 100)))
+GPU_GRID = [*CPU_GRID, *itertools.product((16384, 65536), (512, 2048), (10, 100, 1000), (1, 10, 100))]
+PAPER_SIZES = {  # batch, features, classes, k of the paper's experiments
+    "CIFAR-10": (256, 512, 10, 10),
+    "CIFAR-100": (256, 512, 100, 10),
+    "mini-ImageNet 20 %": (128, 512, 100, 10),
+    "mini-ImageNet 80 %": (128, 512, 100, 100),
+    "mini-WebVision": (256, 2048, 50, 10),
+    "WebVision": (1024, 2048, 1000, 10),
+    "Clothing1M": (128, 2048, 14, 1),
+}
+
+
+def released(logits: Tensor, features: Tensor, k: int, temperature: float = 2.0) -> Tensor:
+    """The loss as the authors' code forms it: logits gathered to (B, K, C), self dropped as the top column."""
+    unit = features / features.norm(dim=1, keepdim=True)
+    similarities = torch.relu(unit @ unit.T)
+    nearest, positions = similarities.topk(min(k + 1, len(logits)), dim=1)
+    nearest, positions = nearest[:, 1:], positions[:, 1:]
+    weights = nearest / nearest.sum(dim=1, keepdim=True)
+    target = (weights[:, :, None] * (logits[positions] / temperature).softmax(dim=2)).sum(dim=1)
+    log_p = (logits / temperature).log_softmax(dim=1)
+    return (target * (target.log() - log_p)).sum(dim=1).mean() * temperature**2
+
+
+def ours(logits: Tensor, features: Tensor, k: int) -> Tensor:
+    """What a user calls."""
+    return nearsay.ncr(logits, features, k=k, variant="released")
+
+
+def inputs(m: int, d: int, c: int, device: str) -> tuple[Tensor, Tensor]:
+    """Logits and non-negative features (after a ReLU) that agree somewhat, as in a network half trained."""
+    generator = torch.Generator().manual_seed(m + d + c)
+    centers = torch.randn(c, d, generator=generator)
+    labels = torch.randint(c, (m,), generator=generator)
+    features = torch.relu(centers[labels] + torch.randn(m, d, generator=generator)).to(device)
+    logits = (2 * torch.randn(m, c, generator=generator) + 4 * torch.eye(c)[labels]).to(device)
+    return logits.requires_grad_(), features.requires_grad_()
+
+
+def step(loss: Callable[..., Tensor], logits: Tensor, features: Tensor, k: int) -> Callable[[], None]:
+    """One forward and backward pass."""
+
+    def run() -> None:
+        torch.autograd.grad(loss(logits, features, k), (logits, features), allow_unused=True)
+
+    return run
+
+
+def seconds(run: Callable[[], None], device: str) -> float:
+    """Wall time of one call, the device waited for."""
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def interleaved(runs: dict[str, Callable[[], None]], device: str, budget: float) -> dict[str, float]:
+    """Minimum time of each, taken in turn until the budget of seconds is spent (at least three rounds)."""
+    for run in runs.values():
+        seconds(run, device)
+    best = dict.fromkeys(runs, math.inf)
+    start, rounds = time.perf_counter(), 0
+    while rounds < 3 or (time.perf_counter() - start < budget and rounds < 200):
+        for name, run in runs.items():
+            best[name] = min(best[name], seconds(run, device))
+        rounds += 1
+    return best
+
+
+def peak_bytes(run: Callable[[], None], device: str) -> int:
+    """Most memory that one call holds at a time, beyond its inputs."""
+    run()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():  # the public tables sum allocations, which hides the peak
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def captured(run: Callable[[], None]) -> Callable[[], None]:
+    """The same pass replayed from a CUDA graph: what it costs when launches cost nothing."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def measure(m: int, d: int, c: int, k: int, device: str, budget: float) -> dict[str, float]:
+    """One row of the table."""
+    logits, features = inputs(m, d, c, device)
+    mine, theirs = step(ours, logits, features, k), step(released, logits, features, k)
+    weight = features.detach()
+    runs: dict[str, Callable[[], None]] = {"ours": mine, "matmul": lambda: weight @ weight.T}  # type: ignore[dict-item]
+    row: dict[str, float] = {"m": m, "d": d, "c": c, "k": k}
+    # About ten (m, k, c) and ten (m, m) tensors are alive at once in the released formulation.
+    fits = device == "cpu" or 40 * (m * k * c + m * m) < 0.9 * torch.cuda.get_device_properties(0).total_memory
+    if fits:
+        runs["released"] = theirs
+    row |= {f"{name}_ms": 1e3 * value for name, value in interleaved(runs, device, budget).items()}
+    row["ours_bytes"] = peak_bytes(mine, device)
+    if fits:
+        row["released_bytes"] = peak_bytes(theirs, device)
+    if device == "cuda" and m <= 1024:
+        graphs = {name: captured(run) for name, run in (("ours", mine), ("released", theirs))}
+        row |= {f"{name}_graph_ms": 1e3 * value for name, value in interleaved(graphs, device, budget).items()}
+    return row
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Of ratios."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def speedup(row: dict[str, float]) -> float:
+    """How many times faster than the released formulation."""
+    return row["released_ms"] / row["ours_ms"]
+
+
+def report(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Print the table and what it says in short."""
+    head = f"{'m':>6}{'d':>6}{'c':>6}{'k':>5}{'ours ms':>10}{'released':>10}{'faster':>8}"
+    print(head + f"{'matmul':>9}{'MB':>8}{'less':>7}")
+    for row in rows:
+        theirs = row.get("released_ms", math.nan)
+        less = row.get("released_bytes", math.nan) / row["ours_bytes"]
+        line = f"{row['m']:>6}{row['d']:>6}{row['c']:>6}{row['k']:>5}{row['ours_ms']:>10.3f}{theirs:>10.3f}"
+        line += f"{theirs / row['ours_ms']:>7.2f}x{row['matmul_ms']:>9.3f}{row['ours_bytes'] / 1e6:>8.1f}{less:>6.1f}x"
+        if "ours_graph_ms" in row:
+            line += f"   graph {row['ours_graph_ms']:.3f} against {row['released_graph_ms']:.3f}"
+        print(line)
+    both = [row for row in rows if "released_ms" in row]
+    large = [row for row in rows if row["m"] == 4096 and row["k"] <= 10]
+    by_size = {(row["m"], row["d"], row["c"], row["k"]): row["ours_bytes"] for row in rows}
+    summary = {
+        "slowest_ratio": min(map(speedup, both)),
+        "slowest_ratio_from_1024": min((speedup(row) for row in both if row["m"] >= 1024), default=math.nan),
+        "geometric_mean": geometric_mean([speedup(row) for row in both]),
+        "slowest_at_4096_k10": min((speedup(row) for row in large if "released_ms" in row), default=math.nan),
+        "matmuls_at_4096": geometric_mean([row["ours_ms"] / row["matmul_ms"] for row in large if row["c"] <= 100]),
+        "most_memory_per_doubling": max(
+            ((after / before) ** (1 / math.log2(size[0] / m)))
+            for size, after in by_size.items()
+            for m in (128, 256, 1024, 4096, 16384)
+            if m < size[0] and (before := by_size.get((m, *size[1:])))
+        )
+        if len({row["m"] for row in rows}) > 1
+        else math.nan,
+        "less_memory_at_1024_1000_100": min(
+            (
+                row["released_bytes"] / row["ours_bytes"]
+                for row in both
+                if (row["m"], row["c"], row["k"]) == (1024, 1000, 100)
+            ),
+            default=math.nan,
+        ),
+    }
+    print()
+    for name, value in summary.items():
+        print(f"{name:32} {value:.2f}")
+    return summary
+
+
+def main() -> None:
+    """Measure the grid, print it, write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds of repeats for each size")
+    parser.add_argument("--only", type=int, nargs="*", help="batch sizes m to measure")
+    parser.add_argument("--out", type=Path, help="the JSON file to write")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    grid = CPU_GRID if arguments.device == "cpu" else GPU_GRID
+    grid = list(dict.fromkeys([*PAPER_SIZES.values(), *grid]))
+    if arguments.only:
+        grid = [size for size in grid if size[0] in arguments.only]
+    rows = [measure(*size, arguments.device, arguments.budget) for size in grid]
+    summary = report(rows)
+    paper = {name: rows[grid.index(size)] for name, size in PAPER_SIZES.items() if size in grid}
+    for name, row in paper.items():
+        print(f"{name:32} {speedup(row):.2f}x")
+        summary[f"paper: {name}"] = speedup(row)
+    hardware = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()}, one thread"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    record = {"hardware": hardware, "torch": torch.__version__, "commit": commit, "summary": summary, "rows": rows}
+    out = arguments.out or Path(__file__).parent / "results" / f"loss-{arguments.device}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.4g}"))
+    out.write_text(json.dumps(rounded, indent=None, separators=(",", ":")).replace('{"m"', '\n{"m"') + "\n")
+    print(f"\nWrote {out}")
+
+
+if __name__ == "__main__":
+    main()
