@@ -38,7 +38,7 @@ def test_nearest_agrees_with_comparing_everybody(monkeypatch):
     indices = torch.randint(-1, 15, (32,), generator=generator)
     who = Identity(indices[:23], indices)
     for rows in (5, 256):
-        monkeypatch.setattr(neighbors, "CHUNK_ROWS", rows)
+        monkeypatch.setitem(neighbors.CHUNK_ROWS, "cpu", rows)
         for k in (1, 3, 32, None):
             for pool, identity in ((queries, None), (keys, who)):
                 similarities, positions = nearest(queries, pool, k, identity)

@@ -104,6 +104,11 @@ class Objective(Protocol):
         ...
 
 
+def can_look(tensor: Tensor) -> bool:
+    """Whether its values may be looked at: on a CPU, where that stalls no device, and not in torch.compile."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """(B,) class numbers as (B, C) float32 targets; −1 (unlabeled) becomes a row of zeros.
 
@@ -143,7 +148,7 @@ def pad(batch: Batch, num_rows: int) -> Batch:
 
 
 def check_outputs(outputs: Outputs, batch: Batch) -> None:
-    """Refuse a batch that an objective cannot mean; values are looked at only on a CPU, where it costs nothing."""
+    """Refuse a batch that an objective cannot mean; values are looked at only where it costs nothing."""
     features, logits = outputs
     rows = len(batch.indices)
     if logits.ndim != 2 or features.ndim != 2 or len(logits) != rows or len(features) != rows:
@@ -160,7 +165,7 @@ def check_outputs(outputs: Outputs, batch: Batch) -> None:
         raise ValueError(f"indices of {batch.indices.dtype} must be torch.int64")
     if batch.views < 1 or rows % batch.views:
         raise ValueError(f"{rows} rows cannot be {batch.views} views of the same examples")
-    if batch.targets.device.type == "cpu":
+    if can_look(batch.targets):
         wrong = ~((batch.targets >= 0) & (batch.targets < torch.inf)) & batch.is_real[:, None]  # true for NaN as well
         if wrong.any():
             row = int(wrong.any(dim=1).nonzero()[0])
@@ -175,7 +180,7 @@ def _check_labels(name: str, labels: Tensor, num_classes: int) -> None:
         raise ValueError(
             f"{name} of shape {tuple(labels.shape)} and {labels.dtype} must be a vector of whole class numbers"
         )
-    if labels.device.type == "cpu" and len(labels):
+    if can_look(labels) and len(labels):
         outside = labels[(labels < -1) | (labels >= num_classes)]
         if len(outside):
             raise ValueError(

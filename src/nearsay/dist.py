@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def num_processes() -> int:
@@ -62,6 +63,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(pieces)
 
     @staticmethod
+    @once_differentiable  # a second derivative would silently miss what other processes add
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         summed = gradient.contiguous().clone()
         distributed.all_reduce(summed)

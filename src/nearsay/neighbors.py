@@ -1,5 +1,6 @@
 """Nearest neighbors by cosine similarity: inside a batch, over a bank, or in chunks over a data set."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -7,8 +8,8 @@ from torch import Tensor
 
 from nearsay.core import PADDING
 
-CHUNK_ROWS = 256  # on a CPU: enough rows for a fast matrix product, memory linear in the number of keys
-CHUNK_NUMBERS = 2**26  # elsewhere: 256 MB of float32 similarities at a time
+CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # enough to be fast; from there on memory is linear in the number of keys
+CHUNK_NUMBERS = 2**26  # and at most 256 MB of float32 similarities at a time
 
 
 class Neighbors(NamedTuple):
@@ -42,24 +43,51 @@ def normalize(features: Tensor) -> tuple[Tensor, Tensor]:
     return scaled / length, length * largest
 
 
-def nearest(queries: Tensor, keys: Tensor, k: int | None, who: Identity | None) -> Neighbors:
+def clip_(similarities: Tensor, who: Identity | None, start: int) -> None:
+    """Set to 0 what is negative or forbidden, in the (rows, M) similarities of the queries from `start` on."""
+    torch.relu_(similarities)
+    if who is None:
+        similarities.diagonal(start).zero_()
+    else:
+        similarities.masked_fill_(forbidden(who, start, start + len(similarities)), 0)
+
+
+def nearest(
+    queries: Tensor,
+    keys: Tensor,
+    k: int | None,
+    who: Identity | None,
+    clip: Callable[[Tensor, Identity | None, int], None] = clip_,
+) -> Neighbors:
     """The k nearest keys of every query, both (·, D) of length 1; `k=None` gives all.
 
     Without `who`, query i is key i, and that is all there is to know. Self, partners, padding and everybody with a
     negative similarity count as similarity 0.
     """
-    rows = CHUNK_ROWS if queries.device.type == "cpu" else max(1, CHUNK_NUMBERS // max(1, len(keys)))
+    rows = min(CHUNK_ROWS.get(queries.device.type, 256), max(1, CHUNK_NUMBERS // max(1, len(keys))))
     chunks = []
     for start in range(0, len(queries), rows):
-        similarities = torch.relu_(queries[start : start + rows] @ keys.T)
-        if who is None:
-            similarities.diagonal(start).zero_()
-        else:
-            similarities.masked_fill_(forbidden(who, start, start + rows), 0)
+        similarities = cosines(queries[start : start + rows], keys)
+        clip(similarities, who, start)
         chunks.append(_largest(similarities, k))
     if len(chunks) == 1:
         return chunks[0]
     return Neighbors(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+
+
+def cosines(queries: Tensor, keys: Tensor) -> Tensor:
+    """(B, M) products of rows of length 1 in full precision: TF32 or bfloat16 would find other neighbors."""
+    if torch.compiler.is_compiling():
+        return queries @ keys.T
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    wished = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        return queries @ keys.T
+    finally:
+        for backend, precision in zip(backends, wished, strict=True):
+            backend.fp32_precision = precision
 
 
 def forbidden(who: Identity, start: int = 0, stop: int | None = None) -> Tensor:

@@ -92,7 +92,7 @@ def test_chunks_do_not_show(k, is_exact, monkeypatch):
     logits, features, indices, pool = problem(64, 10, 33, 30, torch.float64)
     monkeypatch.setattr(kernel, "_needs_logarithms", lambda log_p: is_exact)
     whole = results("fast", logits, features, indices, pool, k=k)
-    monkeypatch.setattr(search, "CHUNK_ROWS", 7)
+    monkeypatch.setitem(search.CHUNK_ROWS, "cpu", 7)
     monkeypatch.setattr(kernel, "CHUNK_NUMBERS", 16 * 5 * k * 10)
     assert_close(results("fast", logits, features, indices, pool, k=k), whole)
 

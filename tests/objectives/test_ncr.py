@@ -302,8 +302,9 @@ def test_rows_without_neighbors_are_counted():
     logits, features = rows()
     features[2] = 0
     features[5] = 0
-    terms = call(NCR(k=3), logits, features, batch_of(logits)).terms
-    assert_close(terms["isolated"], torch.tensor(2 / 13, dtype=torch.float64))
+    for indices, share in ((torch.arange(13), 2 / 13), (torch.tensor([*range(11), -1, -1]), 2 / 11)):
+        terms = call(NCR(k=3), logits, features, batch_of(logits, indices=indices)).terms
+        assert_close(terms["isolated"], torch.tensor(share, dtype=torch.float64))
 
 
 def test_memory_keeps_the_bases_under_its_name():

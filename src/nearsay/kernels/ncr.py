@@ -12,12 +12,15 @@ of neighbor j in q_i, a neighbor receives ∂L_i/∂log p_j = flow_i r_ij, and a
 """
 
 import math
+from functools import cache
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from nearsay.core import can_look
 from nearsay.neighbors import CHUNK_NUMBERS, Identity, nearest, normalize
 
 DENSE_SHARE = 8  # with more than one key in eight a neighbor, a matrix product beats going through lists
@@ -39,9 +42,26 @@ def ncr_rows(
     choices: Choices,
 ) -> tuple[Tensor, Tensor]:
     """(B,) divergence of every row from its neighbors, and (B,) bool: the rows without any, whose divergence is 0."""
-    pool_logits, pool_features = pool or (None, None)
-    rows, is_alone = _Rows.apply(logits, features, pool_logits, pool_features, who, choices)  # type: ignore[no-untyped-call]
+    function = _function_for(logits)
+    rows, is_alone = function.apply(logits, features, *(pool or (None, None)), who, choices)
     return rows, is_alone
+
+
+def _function_for(logits: Tensor) -> Any:  # Any: torch types no autograd functions
+    """The one in Triton where it can run and its order of additions need not be fixed."""
+    if logits.device.type == "cuda" and logits.dtype == torch.float32 and not torch.compiler.is_compiling():
+        function = _triton_function()
+        if function is not None and not torch.are_deterministic_algorithms_enabled():
+            return function
+    return _Rows
+
+
+@cache
+def _triton_function() -> Any:
+    try:
+        return import_module("nearsay.kernels.ncr_triton").TritonRows
+    except ImportError:  # torch for Windows comes without
+        return None
 
 
 def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
@@ -56,7 +76,7 @@ def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
 
 def _divergence_where_it_pays(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
     """The same, except that a CPU takes the short sum for rows where it is as good."""
-    if p.device.type != "cpu":
+    if not can_look(p):
         return divergence(p, q, log_ratio)
     rows = (p * log_ratio).sum(dim=1)
     small = (rows < 1e-2).nonzero()[:, 0]
@@ -159,7 +179,7 @@ class _Rows(torch.autograd.Function):
 
 def _needs_logarithms(log_p: Tensor) -> bool:
     """Whether sums of these probabilities could underflow; always, where looking would stall the device."""
-    if log_p.device.type != "cpu":
+    if not can_look(log_p):
         return True
     return not bool(log_p.amin() > 0.7 * math.log(torch.finfo(log_p.dtype).tiny))  # true for NaN
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearsay.core import PADDING, Outputs, first_rows
+from nearsay.core import PADDING, Outputs, can_look, first_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,6 @@ class Bank:
 
     def _places(self, memory: Mapping[str, Tensor], indices: Tensor) -> Tensor:
         num_examples = len(memory["indices"]) - 1
-        if indices.device.type == "cpu" and len(indices) and int(indices.max()) >= num_examples:
+        if can_look(indices) and len(indices) and int(indices.max()) >= num_examples:
             raise ValueError(f"index {int(indices.max())} is outside a bank of {num_examples} examples")
         return indices.masked_fill(indices == PADDING, num_examples)

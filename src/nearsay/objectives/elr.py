@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import PADDING, Batch, Loss, Mix, Outputs, check_outputs, first_rows
+from nearsay.core import PADDING, Batch, Loss, Mix, Outputs, can_look, check_outputs, first_rows
 from nearsay.objectives.cross_entropy import cross_entropy, real_rows, upcast
 
 SMALLEST = 1e-4  # probabilities are clamped to [1e-4, 1 − 1e-4], as in the public code
@@ -94,8 +94,8 @@ def _recall(averages: Tensor, indices: Tensor, mix: Mix | None) -> Tensor:
 
 
 def _check_indices(indices: Tensor, num_examples: int) -> None:
-    """Looks only on a CPU, where it costs nothing."""
-    if indices.device.type == "cpu":
+    """Looks only where it costs nothing."""
+    if can_look(indices):
         outside = indices[(indices < PADDING) | (indices >= num_examples)]
         if len(outside):
             raise ValueError(

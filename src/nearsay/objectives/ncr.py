@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import PADDING, Batch, Loss, Objective, Outputs
+from nearsay.core import PADDING, Batch, Loss, Objective, Outputs, can_look
 from nearsay.kernels.ncr import Choices, divergence, ncr_rows
-from nearsay.neighbors import Identity, forbidden, normalize
+from nearsay.neighbors import Identity, cosines, forbidden, normalize
 from nearsay.objectives.bank import Bank
 from nearsay.objectives.cross_entropy import CrossEntropy
 
@@ -58,7 +58,7 @@ def ncr(
         partners: (B,) int64, who was mixed into a row (`Batch.mix.partner_indices`), to keep the two apart.
         reduction: "mean" over the rows that are not padding, "sum", or "none" for (B,).
         implementation: "plain" is the readable version, "fast" saves memory and time (its gradient cannot be
-            differentiated again), "auto" is the fast one.
+            differentiated again), "auto" is the fast one, and the plain one for torch.compile to make fast.
 
     A row without neighbors (a zero feature, no positive similarity) has loss and gradient 0 and counts in the mean.
     Computed in float32 at least, with autocast off; NaN and infinity are passed on. Neighbors come from the rows
@@ -191,13 +191,13 @@ def _rows(
         beside = pool.logits.to(dtype).masked_fill(nobody, 0), pool.features.to(dtype).masked_fill(nobody, 0)
     who = _identity(indices, pool, partners)
 
-    compute = _plain_rows if implementation == "plain" else ncr_rows
+    is_plain = implementation == "plain" or (implementation == "auto" and torch.compiler.is_compiling())
+    compute = _plain_rows if is_plain else ncr_rows
     device = logits.device.type
     with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
         rows, is_alone = compute(logits, features, beside, who, choices)
-    if is_padding is None:
-        return rows, is_alone
-    return rows.masked_fill(is_padding, 0), is_alone & ~is_padding
+    # A row of padding has become a row of zeros: without neighbors, and so without loss.
+    return rows, is_alone if is_padding is None else is_alone & ~is_padding
 
 
 def _plain_rows(
@@ -207,7 +207,7 @@ def _plain_rows(
     key_logits, key_features = logits, features
     if pool is not None:
         key_logits, key_features = torch.cat([logits, pool[0]]), torch.cat([features, pool[1]])
-    similarities = torch.relu(normalize(features)[0] @ normalize(key_features)[0].T)  # (B, B + M)
+    similarities = torch.relu(cosines(normalize(features)[0], normalize(key_features)[0]))  # (B, B + M)
     if who is None:
         same = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
     else:
@@ -237,7 +237,7 @@ def _identity(indices: Tensor | None, pool: Pool | None, partners: Tensor | None
     if indices is None:
         return None
     if pool is None:
-        if partners is None and indices.device.type == "cpu":
+        if partners is None and can_look(indices):
             ordered = indices.sort().values
             if bool((ordered[:1] >= 0).all() & (ordered[1:] > ordered[:-1]).all()):
                 return None
