@@ -1,0 +1,1 @@
+"""Real process groups: several processes must equal one."""

@@ -1,0 +1,216 @@
+"""Short training runs that one process can do with whole batches, or several with a shard each."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+
+from nearsay.core import PADDING, Batch, Mix, Objective, Outputs, pad
+from nearsay.objectives import ELR, GJS, NCR, Bank, Bootstrap, CrossEntropy
+
+NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES, NUM_INPUTS = 20, 4, 8, 5
+LEARNING_RATE = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What to train, and how batches are made and cut; the rows of a step do not depend on the number of processes."""
+
+    objective: Objective
+    rows: tuple[int, ...] = (12, 12, 12)  # of every step; both 2 and 3 divide 12
+    epochs: tuple[float, ...] = (0, 1, 2)
+    views: int = 1
+    labels: Literal["mixed", "first half", "none"] = "mixed"
+    duplicates: bool = False  # the same example on two ranks and twice on one
+    mixed: bool = False  # partners stand on other ranks, too
+    teacher: bool = False
+    idle: Literal["first", "last"] | None = None  # the rank that gets nothing but padding
+    wrapped: bool = False  # let DistributedDataParallel average the gradients
+    dtype: torch.dtype = torch.float64
+
+
+def _bank(kind):
+    return Bank(kind=kind, size=30)  # four batches go around the queue once
+
+
+SCENARIOS = {
+    "cross-entropy": Scenario(objective=CrossEntropy()),
+    "label smoothing": Scenario(objective=CrossEntropy(smoothing=0.2)),
+    "soft bootstrap": Scenario(objective=Bootstrap(alpha=0.4)),
+    "hard bootstrap": Scenario(objective=Bootstrap(alpha=0.4, kind="hard")),
+    "ELR": Scenario(objective=ELR()),
+    "ELR, two views": Scenario(objective=ELR(), views=2),
+    "ELR, teacher": Scenario(objective=ELR(), teacher=True),
+    "ELR, mixed": Scenario(objective=ELR(), mixed=True),
+    "ELR, uneven": Scenario(objective=ELR(), rows=(12, 13, 13)),
+    "ELR, duplicates": Scenario(objective=ELR(), duplicates=True),
+    "GJS, two views": Scenario(objective=GJS(), views=2),
+    "GJS, two views, uneven": Scenario(objective=GJS(), views=2, rows=(12, 13, 13)),
+    "NCR, paper, few neighbors": Scenario(objective=NCR(k=3, alpha=0.6)),
+    "NCR, paper, all neighbors": Scenario(objective=NCR(k=None, alpha=0.6)),
+    "NCR, released, few neighbors": Scenario(objective=NCR(k=3, alpha=0.6, variant="released")),
+    "NCR, released, all neighbors": Scenario(objective=NCR(k=None, alpha=0.6, variant="released")),
+    "NCR, one neighbor": Scenario(objective=NCR(k=1, alpha=0.6)),
+    "NCR, float32": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), dtype=torch.float32),
+    "NCR, two views": Scenario(objective=NCR(k=4, alpha=0.6), views=2),
+    "NCR on ELR": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR())),
+    "NCR on ELR, wrapped": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), wrapped=True),
+    "NCR on GJS, two views": Scenario(objective=NCR(k=3, alpha=0.6, base=GJS()), views=2),
+    "NCR from epoch 1 on": Scenario(objective=NCR(k=3, alpha=0.6, start_epoch=1, base=ELR())),
+    "NCR, queue": Scenario(
+        objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), rows=(12, 12, 12, 12), epochs=(0, 1, 2, 3)
+    ),
+    "NCR, queue, two views": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), views=2),
+    "NCR, queue, uneven": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), rows=(13, 13, 13)),
+    "NCR, queue, duplicates": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), duplicates=True),
+    "NCR, queue, from epoch 1 on": Scenario(objective=NCR(k=6, alpha=0.6, start_epoch=1, bank=_bank("queue"))),
+    "NCR, examples": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("examples"))),
+    "NCR, examples, uneven": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("examples")), rows=(13, 13, 13)),
+    "NCR, examples, duplicates": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("examples")), duplicates=True),
+    "NCR, mixed": Scenario(objective=NCR(k=3, alpha=0.6), mixed=True),
+    "NCR, mixed, partners masked": Scenario(objective=NCR(k=3, alpha=0.6, mask_partners=True), mixed=True),
+    "NCR, mixed, partners masked, queue, uneven": Scenario(
+        objective=NCR(k=6, alpha=0.6, mask_partners=True, base=ELR(), bank=_bank("queue")),
+        mixed=True,
+        rows=(13, 13, 13),
+    ),
+    "NCR, uneven": Scenario(objective=NCR(k=3, alpha=0.6), rows=(12, 13, 13)),
+    "NCR, all neighbors, uneven": Scenario(objective=NCR(k=None, alpha=0.6), rows=(12, 13, 13)),
+    "NCR on GJS, two views, uneven": Scenario(objective=NCR(k=3, alpha=0.6, base=GJS()), views=2, rows=(13, 13, 13)),
+    "NCR, duplicates": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), duplicates=True),
+    "NCR, a rank without labels": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), labels="first half"),
+    "NCR, no labels at all": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), labels="none"),
+    "NCR, first rank idle": Scenario(
+        objective=NCR(k=3, alpha=0.6, base=ELR(), bank=_bank("queue")), rows=(12, 11, 10), idle="first"
+    ),
+    "NCR, last rank idle": Scenario(
+        objective=NCR(k=3, alpha=0.6, base=ELR(), bank=_bank("examples")), rows=(12, 11, 10), idle="last"
+    ),
+    "bootstrap, last rank idle": Scenario(objective=Bootstrap(), rows=(12, 11, 10), idle="last"),
+}
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(NUM_INPUTS, NUM_FEATURES)
+        self.to_features = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+        self.to_logits = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(0.7 * torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, inputs):
+        features = self.to_features(self.hidden(inputs).tanh()).relu()
+        return features, self.to_logits(features)
+
+
+class Step(NamedTuple):
+    """The examples of one step, all of them, before views are made."""
+
+    inputs: Tensor  # (B, V, NUM_INPUTS)
+    targets: Tensor  # (B, C)
+    indices: Tensor  # (B,)
+    mix: Mix | None
+    teacher: Tensor | None  # (B, C) logits
+
+
+def make_step(scenario: Scenario, number: int) -> Step:
+    generator = torch.Generator().manual_seed(100 + number)
+    num_rows = scenario.rows[number]
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    inputs = random(num_rows, scenario.views, NUM_INPUTS)
+    indices = torch.randperm(NUM_EXAMPLES, generator=generator)[:num_rows]
+    if scenario.duplicates:
+        indices[[3, 6, 11]] = indices[[2, 1, 0]]  # within a rank, and on two ranks of two or of three
+    targets = (2 * random(num_rows, NUM_CLASSES)).softmax(dim=1)
+    targets[::4] = torch.eye(NUM_CLASSES, dtype=torch.float64)[indices[::4] % NUM_CLASSES]
+    targets[1] *= 0.5  # a label of little weight, so that ranks weigh differently
+    targets[5] = 0  # unlabeled
+    if scenario.labels != "mixed":
+        targets[num_rows // 2 if scenario.labels == "first half" else 0 :] = 0
+    mix = None
+    if scenario.mixed:
+        partners = torch.arange(num_rows).roll(5)
+        weight = 0.5 + 0.5 * torch.rand(num_rows, generator=generator, dtype=torch.float64)
+        inputs = inputs.lerp(inputs[partners], (1 - weight)[:, None, None])
+        targets = targets.lerp(targets[partners], (1 - weight)[:, None])
+        mix = Mix(partners, indices[partners], weight.to(scenario.dtype))
+    teacher = random(num_rows, NUM_CLASSES).to(scenario.dtype) if scenario.teacher else None
+    return Step(inputs.to(scenario.dtype), targets.to(scenario.dtype), indices, mix, teacher)
+
+
+def sizes(scenario: Scenario, num_rows: int, num_ranks: int) -> list[int]:
+    """How many rows each rank gets: as equal as can be among those that are not idle."""
+    if num_ranks == 1:
+        return [num_rows]
+    workers = num_ranks - (scenario.idle is not None)
+    shares = [(num_rows + workers - 1 - worker) // workers for worker in range(workers)]
+    return {None: shares, "first": [0, *shares], "last": [*shares, 0]}[scenario.idle]
+
+
+def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Batch:
+    """The rows of this rank, padded to the largest share; everything, unpadded, on one process."""
+    step = make_step(scenario, number)
+    shares = sizes(scenario, len(step.indices), num_ranks)
+    rows = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
+    one = pad(Batch(inputs=step.inputs[rows], targets=step.targets[rows], indices=step.indices[rows]), max(shares))
+
+    def padded(values, filling):
+        missing = max(shares) - shares[rank]
+        return torch.cat([values[rows], values.new_full((missing, *values.shape[1:]), filling)])
+
+    mix = teacher = None
+    if step.mix is not None:
+        # No loss asks where a partner stands, only who it is: here it may stand on another rank.
+        mix = Mix(padded(step.mix.partners, 0), padded(step.mix.partner_indices, PADDING), padded(step.mix.weight, 1))
+    if step.teacher is not None:
+        logits = padded(step.teacher, torch.nan)
+        teacher = Outputs(torch.zeros_like(logits), logits)
+    return Batch(
+        inputs=one.inputs.transpose(0, 1).flatten(0, 1),
+        targets=one.targets.repeat(scenario.views, 1),
+        indices=one.indices.repeat(scenario.views),
+        views=scenario.views,
+        mix=mix,
+        teacher=teacher,
+    )
+
+
+def train(scenario: Scenario, rank: int = 0, num_ranks: int = 1) -> dict[str, Tensor]:
+    """Everything that several processes must share with one, step by step, by a name with its kind in front."""
+    network = Network().to(scenario.dtype)
+    memory = scenario.objective.memory(NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES)
+    memory = {name: value.to(scenario.dtype) if value.is_floating_point() else value for name, value in memory.items()}
+    is_distributed = num_ranks > 1 and torch.distributed.is_initialized()
+    is_wrapped = scenario.wrapped and is_distributed
+    model = nn.parallel.DistributedDataParallel(network) if is_wrapped else network
+    seen = {}
+    for number, epoch in enumerate(scenario.epochs):
+        batch = make_batch(scenario, number, rank, num_ranks)
+        # What a network says of padding must not matter: usual numbers, whose gradient would show, or NaN.
+        outputs = Outputs(*model(batch.inputs))
+        if number % 2 == 0:
+            outputs = Outputs(*(value.where(batch.is_real[:, None], torch.nan) for value in outputs))
+        stage = scenario.objective.stage(epoch, memory)
+        loss = scenario.objective(outputs, batch, torch.tensor(float(epoch)), memory, stage)
+        network.zero_grad()
+        loss.total.backward()
+        seen[f"loss {number} total"] = loss.total.detach()
+        seen |= {f"loss {number} {name}": term for name, term in loss.terms.items()}
+        gradient = nn.utils.parameters_to_vector([parameter.grad for parameter in network.parameters()])
+        if is_distributed and not is_wrapped:
+            torch.distributed.all_reduce(gradient)
+            gradient /= num_ranks
+        seen[f"gradient {number}"] = gradient
+        parameters = nn.utils.parameters_to_vector(network.parameters()).detach()
+        nn.utils.vector_to_parameters(parameters - LEARNING_RATE * gradient, network.parameters())
+        seen |= {f"memory {number} {name}": value.clone() for name, value in memory.items()}
+    seen["parameters"] = nn.utils.parameters_to_vector(network.parameters()).detach()
+    return seen

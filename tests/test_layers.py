@@ -1,0 +1,267 @@
+"""The plan of the house, enforced: imports point down, one door per library, short files that say what they are for.
+
+Every import counts wherever it stands: in a function it is only later, and under TYPE_CHECKING a name is still known.
+The public face, `__init__.py` of the package, is exempt, and nobody inside goes through it except for the version.
+Files of one folder are one room and may import each other.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "nearsay"
+FACE = "__init__.py"
+
+FLOORS = [  # from the top; a module imports only from floors below its own
+    ["cli"],  # 8
+    ["reproduce", "commands", "adapters"],  # 7
+    ["sweep", "export", "report", "review", "estimator"],  # 6
+    ["train"],  # 5
+    ["predict", "step", "run", "config"],  # 4
+    ["recipes"],  # 3b
+    ["loading", "experiment"],  # 3a
+    ["auditing"],  # 2b
+    ["objectives", "metrics", "propagation", "datasets", "models", "optim"],  # 2a
+    ["noise", "augment", "kernels"],  # 1b
+    ["seeds", "dist", "neighbors", "tables"],  # 1a
+    ["core"],  # 0
+]
+HEIGHT = {room: -depth for depth, rooms in enumerate(FLOORS) for room in rooms}
+
+DOORS = {  # a star stands for any ending, a slash for every file of a folder
+    "triton": ["kernels/"],
+    "timm": ["models/pretrained.py"],
+    "datasets": ["datasets/hub.py"],
+    "sklearn": ["estimator.py", "datasets/digits.py"],
+    "onnx*": ["export.py"],
+    "optuna": ["sweep.py"],
+    "altair": ["report/"],
+    "starlette": ["review/"],
+    "uvicorn": ["review/"],
+    "faiss": ["neighbors.py"],
+    "cleanlab": ["auditing.py"],
+    "pyarrow": ["tables.py"],
+    "torch.distributed": ["dist.py"],
+    "typer": ["cli.py", "progress.py"],
+    "rich": ["cli.py", "progress.py"],
+    "scipy": ["augment.py"],
+}
+
+MOST_LINES = 400
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What is wrong with the imports of one file; `path` is relative to the package."""
+    if path == FACE:
+        return []
+    room = room_of(path)
+    if room not in HEIGHT:
+        return [f"{path} is on no floor; give {room} a place in FLOORS and in the architecture"]
+    found = []
+    for line, name in known_names(path, ast.parse(source)):
+        where = f"{path}:{line}"
+        if name == "nearsay" or name.startswith("nearsay."):
+            other = name.split(".")[1] if "." in name else ""
+            if other == "__version__" or (other == room and "/" in path):
+                continue
+            if other not in HEIGHT:
+                found.append(f"{where} takes {name}, which is on no floor; import names from the module they live in")
+            elif HEIGHT[other] > HEIGHT[room]:
+                found.append(f"{where} imports {name} from above; {room} may know only floors below its own")
+            elif HEIGHT[other] == HEIGHT[room]:
+                found.append(f"{where} imports {name}, a room on the same floor as {room}")
+        for library, doors in DOORS.items():
+            if belongs(name, library) and not path.startswith(tuple(doors)):
+                found.append(f"{where} uses {name}; the door to {library} is {' and '.join(doors)}")
+    return list(dict.fromkeys(found))
+
+
+def known_names(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of all that a file imports, or reaches as an attribute of what it imports."""
+    bound = {}  # what a name in this file stands for
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            package = ["nearsay", *path.split("/")[:-1]]  # what one dot means
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{module}.{alias.name}"
+                yield node.lineno, f"{module}.{alias.name}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            name = leading_text(node.args[0]) if node.args else ""
+            if name and not name.startswith("."):
+                yield node.lineno, name.rstrip(".")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, _, rest = ast.unparse(node).partition(".")
+            if root in bound and re.fullmatch(r"[\w.]+", rest):
+                yield node.lineno, f"{bound[root]}.{rest}"
+
+
+def leading_text(node: ast.expr) -> str:
+    """The string, or the beginning of the f-string, that an expression is."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        node = node.values[0]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def belongs(name: str, library: str) -> bool:
+    if library.endswith("*"):
+        return name.split(".")[0].startswith(library[:-1])
+    return name == library or name.startswith(f"{library}.")
+
+
+def room_of(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+def shape_violations(path: str, source: str) -> list[str]:
+    """What is wrong with a file as a page to read: its length and its first sentence."""
+    found = []
+    if (lines := len(source.splitlines())) > MOST_LINES:
+        found.append(f"{path} has {lines} lines; files stop at {MOST_LINES}")
+    opening = " ".join((ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].split())
+    if not opening:
+        found.append(f"{path} must open with a docstring that says what it is for")
+    elif not opening.endswith(".") or re.search(r"[.!?] [A-Z]", opening):
+        found.append(f"{path} must open with one sentence and a full stop, not {opening!r}")
+    return found
+
+
+def files() -> dict[str, str]:
+    return {path.relative_to(SOURCE).as_posix(): path.read_text("utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def test_there_are_files_to_look_at():
+    assert {FACE, "core.py", "dist.py"} <= files().keys()
+
+
+def test_imports_point_down_and_libraries_have_one_door():
+    assert [found for path, source in files().items() for found in violations(path, source)] == []
+
+
+def test_files_are_short_and_open_with_one_sentence():
+    assert [found for path, source in files().items() for found in shape_violations(path, source)] == []
+
+
+def test_every_room_has_one_floor():
+    rooms = [room for floor in FLOORS for room in floor]
+    assert len(rooms) == len(set(rooms))
+
+
+def test_every_door_is_a_room_or_the_progress_display():
+    assert {room_of(door) for doors in DOORS.values() for door in doors} - HEIGHT.keys() == {"progress"}
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("core.py", "import torch\nfrom torch import Tensor"),
+        (
+            "train.py",
+            "from nearsay.core import Batch\nfrom nearsay import step, dist\nimport nearsay.objectives.ncr as ncr",
+        ),
+        ("objectives/elr.py", "from nearsay.objectives.ncr import ncr\nfrom .ncr import NCR\nfrom . import gjs"),
+        ("objectives/elr.py", "from ..core import Batch\nfrom .. import kernels"),
+        ("objectives/__init__.py", "from nearsay.objectives.ncr import ncr"),
+        ("auditing.py", "from nearsay.metrics import accuracy\nimport cleanlab"),
+        ("run.py", "from nearsay import __version__"),
+        ("datasets/hub.py", "import datasets"),
+        ("loading.py", "from nearsay import datasets\nx = datasets.toy"),
+        ("kernels/ncr.py", "import triton\nfrom triton import language"),
+        ("dist.py", "import torch.distributed as distributed\ndistributed.get_rank()"),
+        ("noise.py", "import torch\n'torch.distributed.all_reduce'\n# torch.distributed.x\ntorch.distributions.Beta"),
+        ("config.py", "from importlib import import_module\nimport_module(f'nearsay.recipes.{name}')"),
+        (FACE, "from nearsay.train import train"),
+    ],
+)
+def test_what_the_plan_allows_passes(path, source):
+    assert violations(path, source) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("core.py", "from nearsay.seeds import draw", "from above"),
+        ("core.py", "from nearsay import seeds", "from above"),
+        ("core.py", "import nearsay.train", "from above"),
+        ("core.py", "from . import train", "from above"),
+        ("core.py", "from .train import train", "from above"),
+        ("core.py", "from .train import *", "from above"),
+        ("objectives/ncr.py", "from .. import train", "from above"),
+        ("objectives/ncr.py", "from ..train import train", "from above"),
+        ("objectives/ncr.py", "import nearsay.core\nnearsay.train.train()", "from above"),
+        ("kernels/ncr.py", "from nearsay.objectives.ncr import ncr", "from above"),
+        ("metrics.py", "from nearsay.auditing import audit", "from above"),
+        ("experiment.py", "from nearsay.recipes import toy", "from above"),
+        ("noise.py", "def f():\n    from nearsay.train import train", "from above"),
+        ("noise.py", "if TYPE_CHECKING:\n    from nearsay.train import train", "from above"),
+        ("noise.py", "from importlib import import_module\nimport_module('nearsay.train')", "from above"),
+        ("noise.py", "import importlib\nimportlib.import_module(f'nearsay.recipes.{name}')", "from above"),
+        ("metrics.py", "from nearsay.objectives import ncr", "same floor"),
+        ("seeds.py", "import nearsay.dist as dist", "same floor"),
+        ("models/mlp.py", "from ..datasets.toy import Toy", "same floor"),
+        ("core.py", "from nearsay.core import Batch", "same floor"),
+        ("train.py", "from nearsay import one_hot", "on no floor"),
+        ("train.py", "import nearsay", "on no floor"),
+        ("train.py", "import nearsay.step\nnearsay.one_hot(x, 3)", "on no floor"),
+        ("utils.py", "", "utils.py is on no floor"),
+        ("helpers/maths.py", "", "helpers/maths.py is on no floor"),
+        ("models/mlp.py", "import timm", "door to timm"),
+        ("models/resnet.py", "from timm.layers import Mlp", "door to timm"),
+        ("datasets/folder.py", "from datasets import load_dataset", "door to datasets"),
+        ("objectives/ncr.py", "def f():\n    import triton", "door to triton"),
+        ("metrics.py", "from sklearn.metrics import roc_auc_score", "door to sklearn"),
+        ("train.py", "import onnxruntime", "door to onnx*"),
+        ("train.py", "__import__('rich')", "door to rich"),
+        ("metrics.py", "import scipy.stats", "door to scipy"),
+        ("noise.py", "import torch.distributed", "door to torch.distributed"),
+        ("noise.py", "import torch.distributed as dist", "door to torch.distributed"),
+        ("noise.py", "from torch import distributed", "door to torch.distributed"),
+        ("noise.py", "from torch import Tensor, distributed as d", "door to torch.distributed"),
+        ("noise.py", "from torch.distributed import all_reduce", "door to torch.distributed"),
+        ("noise.py", "from torch.distributed.nn import all_gather", "door to torch.distributed"),
+        ("noise.py", "import torch\ntorch.distributed.all_reduce(x)", "door to torch.distributed"),
+        ("noise.py", "import torch as t\nif t.distributed.is_available(): pass", "door to torch.distributed"),
+        ("noise.py", "import torch.nn\ntorch.distributed.all_reduce(x)", "door to torch.distributed"),
+    ],
+)
+def test_what_the_plan_forbids_is_caught(path, source, complaint):
+    found = violations(path, source)
+    assert found
+    assert all(complaint in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("x = 1\n", "must open with a docstring"),
+        ("x = 1\n'''Too late.'''\n", "must open with a docstring"),
+        ("'''No full stop'''\n", "one sentence"),
+        ("'''Two sentences. In one.'''\n", "one sentence"),
+        ("'''Fine.'''\n" + "x = 1\n" * MOST_LINES, "has 401 lines"),
+    ],
+)
+def test_long_files_and_missing_first_sentences_are_caught(source, complaint):
+    assert [complaint in each for each in shape_violations("core.py", source)] == [True]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "'''Only torch.distributed, i.e. one door.\n\nMore. And more.\n'''\n",
+        "'''A sentence that\nwraps.\n'''\n",
+        "'''Fine.'''\n" + "x = 1\n" * (MOST_LINES - 1),
+    ],
+)
+def test_a_short_file_with_one_opening_sentence_passes(source):
+    assert shape_violations("core.py", source) == []
