@@ -1,0 +1,149 @@
+"""What a reader is shown is true: the examples run, the documents' code runs, and what they quote exists."""
+
+import re
+from pathlib import Path
+
+import loop
+import pytest
+import torch
+import toy
+
+import nearsay
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/method.md", "docs/faithful.md"]
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text("utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the demo does
+    yield
+    torch.set_num_threads(threads)
+
+
+def assert_ncr_is_far_ahead(seed):
+    plain, ncr, wrong_share = toy.compare(seed)
+    assert ncr.accuracy - plain.accuracy >= 0.15
+    assert plain.trust_wrong > 0.5 > ncr.trust_wrong
+    assert wrong_share == pytest.approx(0.4)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_ncr_beats_cross_entropy_on_the_toy():
+    assert_ncr_is_far_ahead(seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_ncr_beats_cross_entropy_on_the_other_seeds(seed):
+    assert_ncr_is_far_ahead(seed)
+
+
+def test_wrong_labels_of_the_toy_are_other_classes_and_as_many_as_said():
+    data = toy.make_data(7)
+    is_wrong = data.given != data.clean
+    assert is_wrong.sum() == 800
+    moved_by = (data.given - data.clean)[is_wrong] % toy.NUM_CLASSES
+    assert moved_by.unique().tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_loop_runs(capsys):
+    loop.main()
+    assert capsys.readouterr().out.startswith("epoch 0: cross-entropy ")
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_code_of_the_readme_runs(number):
+    found = blocks(read("README.md"), "python")
+    assert len(found) == 2
+    body, classifier, optimizer, loader = loop.setup()
+    before = [parameter.detach().clone() for parameter in classifier.parameters()]
+    exec(found[number], {"body": body, "classifier": classifier, "optimizer": optimizer, "loader": loader})
+    assert all((new != old).any() for new, old in zip(classifier.parameters(), before, strict=True))
+
+
+def test_the_loop_of_the_readme_is_that_of_the_example():
+    example = [line.strip() for line in read("examples/loop.py").splitlines()]
+    [shown] = [block for block in blocks(read("README.md"), "python") if "nearsay.ncr(" in block]
+    lines = [line.strip() for line in shown.splitlines() if line and not line.startswith("import ")]
+    start = example.index(lines[0])
+    assert example[start : start + len(lines)] == lines
+
+
+def test_the_code_of_the_contributors_guide_runs():
+    loss, data_set, backbone = blocks(read("CONTRIBUTING.md"), "python")
+    names = {"__name__": "guide"}
+    for block in (loss, data_set, backbone):
+        exec(block, names)
+    images, labels = names["Stripes"](num_examples=10).open("train")
+    network = names["SmallConvolution"]().build(len(labels.classes))
+    batch = nearsay.Batch(
+        inputs=images.float(), targets=nearsay.one_hot(labels.given, len(labels.classes)), indices=torch.arange(10)
+    )
+    objective = nearsay.NCR(k=3, base=names["GCE"](q=1.0))
+    total, terms = objective(network(batch.inputs), batch, torch.tensor(0.0), {}, objective.stage(0, {}))
+    total.backward()
+    assert set(terms) == {"gce", "ncr", "isolated"}
+    assert network.classifier.weight.grad.abs().sum() > 0
+    own = network(batch.inputs).logits.softmax(dim=1)[torch.arange(10), labels.given]
+    torch.testing.assert_close(terms["gce"], (1 - own).mean().detach())  # at q = 1 it is the mean absolute error
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\(([^)\s]+)\)", without_blocks(read(document)))
+    here = (ROOT / document).parent
+    local = [link for link in links if not link.startswith("https://")]
+    assert [link for link in local if not (here / link.split("#")[0]).exists()] == []
+
+
+def test_what_the_method_page_quotes_stands_in_the_file_it_names():
+    """A line of links names a file; what is quoted after it, up to the next such line, must stand there."""
+    text = read("docs/method.md")
+    chunks = re.split(r"^\[[^\]]+\]\(\.\./(src/[^)]+)\)", text, flags=re.MULTILINE)
+    cited = list(zip(chunks[1::2], chunks[2::2], strict=True))
+    assert len(cited) >= 15
+    missing = []
+    for path, chunk in cited:
+        source = read(path)
+        quoted = re.findall(r"`([^`\n]+)`", chunk.splitlines()[0])
+        quoted += [line.strip() for block in blocks(chunk, "python") for line in block.splitlines()]
+        assert quoted, f"{path} is named without a quotation"
+        missing += [f"{path}: {line}" for line in quoted if line not in source]
+    assert missing == []
+
+
+def test_names_on_the_method_page_stand_somewhere_in_the_source():
+    source = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+    names = re.findall(r"`([^`\n]+)`", without_blocks(read("docs/method.md")))
+    known = source + 'implementation="plain" torch.distributed'
+    assert [name for name in names if name not in known] == []
+
+
+def test_at_a_high_temperature_ncr_compares_centered_logits():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(64, 5, generator=generator, dtype=torch.float64)
+    features = torch.rand(64, 8, generator=generator, dtype=torch.float64)
+    units = torch.nn.functional.normalize(features)
+    similarities, positions = (units @ units.T).fill_diagonal_(0).topk(10)
+    weights = similarities / similarities.sum(dim=1, keepdim=True)
+    centered = logits - logits.mean(dim=1, keepdim=True)
+    limit = (centered - (weights[:, :, None] * centered[positions]).sum(dim=1)).square().mean() / 2
+    paper = nearsay.ncr(logits, features, temperature=100)
+    released = nearsay.ncr(logits, features, temperature=100, variant="released")
+    torch.testing.assert_close(paper * 100**2, limit, rtol=0.01, atol=0)  # of first order in 1/T
+    torch.testing.assert_close(released, limit, rtol=0.01, atol=0)
