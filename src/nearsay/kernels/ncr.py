@@ -252,10 +252,16 @@ class _Matrix:
         self.positions, self.num_keys, self.num_receivers = positions, num_keys, num_receivers
 
     def combine(self, weights: Tensor, of_keys: Tensor) -> Tensor:
-        return self._dense(weights) @ of_keys
+        sums = of_keys.new_empty(len(weights), of_keys.shape[1])
+        for part in self._parts():
+            torch.mm(self._dense(weights[part], part), of_keys, out=sums[part])
+        return sums
 
     def spread(self, weights: Tensor, of_rows: Tensor) -> Tensor:
-        return self._dense(weights)[:, : self.num_receivers].T @ of_rows
+        sums = of_rows.new_zeros(self.num_receivers, of_rows.shape[1])
+        for part in self._parts():
+            sums.addmm_(self._dense(weights[part], part)[:, : self.num_receivers].T, of_rows[part])
+        return sums
 
     def dots(self, of_rows: Tensor, of_keys: Tensor, weights: Tensor) -> Tensor:
         dots = of_rows @ of_keys.T
@@ -265,10 +271,14 @@ class _Matrix:
     def _is_full(self) -> bool:
         return self.positions.shape[1] == self.num_keys
 
-    def _dense(self, weights: Tensor) -> Tensor:
+    def _parts(self) -> list[slice]:
+        rows = 128 if self.positions.device.type == "cpu" else len(self.positions)  # so that memory is linear in them
+        return [slice(start, start + rows) for start in range(0, len(self.positions), rows)]
+
+    def _dense(self, weights: Tensor, part: slice) -> Tensor:
         if self._is_full:
             return weights
-        return weights.new_zeros(len(weights), self.num_keys).scatter_(1, self.positions, weights)
+        return weights.new_zeros(len(weights), self.num_keys).scatter_(1, self.positions[part], weights)
 
 
 def _edges(positions: Tensor, num_keys: int, num_receivers: int | None = None) -> _Lists | _Matrix:
