@@ -224,7 +224,8 @@ class _Lists:
     def spread(self, weights: Tensor, of_rows: Tensor) -> Tensor:
         """(R, ·) Σ_i weights_ij · of_rows_i."""
         order, sources, starts = self._incoming or self._invert()
-        sums = embedding_bag(sources, of_rows, starts, per_sample_weights=weights.flatten()[order], mode="sum")
+        ordered = weights.flatten().index_select(0, order)
+        sums = embedding_bag(sources, of_rows, starts, per_sample_weights=ordered, mode="sum")
         return sums[: self.num_receivers]
 
     def dots(self, of_rows: Tensor, of_keys: Tensor, weights: Tensor) -> Tensor:
@@ -237,11 +238,12 @@ class _Lists:
         return dots
 
     def _invert(self) -> tuple[Tensor, Tensor, Tensor]:
-        targets, order = self.positions.flatten().sort(stable=True)
-        sources = order // self.positions.shape[1]
+        targets, order = self.positions.flatten().int().sort(stable=True)  # int32: half the memory, twice the speed
+        sources = (order // self.positions.shape[1]).int()
         # One bag more than receivers takes the edges to everybody else.
-        starts = torch.searchsorted(targets, torch.arange(self.num_receivers + 1, device=targets.device))
-        self._incoming = order, sources, starts
+        receivers = torch.arange(self.num_receivers + 1, dtype=torch.int32, device=targets.device)
+        starts = torch.searchsorted(targets, receivers, out_int32=True)
+        self._incoming = order.int(), sources, starts
         return self._incoming
 
 
