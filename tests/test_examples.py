@@ -72,7 +72,8 @@ def test_the_code_of_the_readme_runs(number):
     assert len(found) == 2
     body, classifier, optimizer, loader = loop.setup()
     before = [parameter.detach().clone() for parameter in classifier.parameters()]
-    exec(found[number], {"body": body, "classifier": classifier, "optimizer": optimizer, "loader": loader})
+    given = {"body": body, "classifier": classifier, "optimizer": optimizer, "loader": loader, "device": "cpu"}
+    exec(found[number], given)
     assert all((new != old).any() for new, old in zip(classifier.parameters(), before, strict=True))
 
 

@@ -301,11 +301,11 @@ LABELS = torch.tensor([0, 1, -1, 1])
 @pytest.mark.parametrize(
     ("arguments", "choices", "message"),
     [
-        ((FEATURES, LABELS), {"k": 0}, "k=0 leaves nobody to ask; it must be at least 1"),
-        ((FEATURES, LABELS), {"mu": 0.0}, "mu=0.0 must be positive"),
-        ((FEATURES, LABELS), {"mu": -1.0}, "mu=-1.0 must be positive"),
-        ((FEATURES, LABELS), {"mu": math.nan}, "mu=nan must be positive"),
-        ((FEATURES, LABELS), {"mu": math.inf}, "mu=inf must be positive and finite"),
+        ((FEATURES, LABELS), {"k": 0}, "k=0 must be a whole number of at least 1"),
+        ((FEATURES, LABELS), {"mu": 0.0}, "mu=0.0 must be a number from 1e-06"),
+        ((FEATURES, LABELS), {"mu": -1.0}, "mu=-1.0 must be"),
+        ((FEATURES, LABELS), {"mu": math.nan}, "mu=nan must be"),
+        ((FEATURES, LABELS), {"mu": math.inf}, "mu=inf must be"),
         ((FEATURES, LABELS), {"tolerance": 0.0}, "tolerance=0.0 must lie between 0 and 1"),
         ((FEATURES, LABELS), {"max_iterations": 0}, "max_iterations=0 must be at least 1"),
         ((FEATURES.long(), LABELS), {}, r"torch.int64 must be a floating-point matrix \(N, D\)"),

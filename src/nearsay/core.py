@@ -3,8 +3,11 @@
 Letters: B rows of a batch, C classes, D features, K neighbors, N examples of a data set, V views.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -37,7 +40,7 @@ class Predictions(NamedTuple):
     indices: Tensor  # (N,) int64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Labels:
     """The labels of a data set, apart from its images."""
 
@@ -53,6 +56,40 @@ class Labels:
             raise ValueError(f"{len(self.given)} given labels but {len(self.clean)} clean ones; there must be as many")
 
 
+@dataclass(frozen=True)
+class Files:
+    """Images on disk, decoded when they are needed; the number of an example is its place here."""
+
+    root: Path
+    names: tuple[str, ...]  # paths below the root, with forward slashes
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Split(NamedTuple):
+    """A part of a data set: what the network sees, and the labels apart from it."""
+
+    inputs: Tensor | Files  # (N, 3, H, W) uint8 images, or (N, D) float32 features, or images on disk
+    labels: Labels
+
+
+class Dataset(Protocol):
+    """Where examples come from."""
+
+    def open(self, split: str) -> Split:
+        """The split "train", "validation" or "test"; ValueError if there is none of that name."""
+        ...
+
+
+class Noise(Protocol):
+    """A function from labels to labels, called once before training."""
+
+    def __call__(self, labels: Labels, inputs: Tensor | None = None) -> Labels:
+        """New given labels, the same clean ones; `inputs` for noise that depends on what an example looks like."""
+        ...
+
+
 class Loss(NamedTuple):
     """The number to minimize and what it was made of.
 
@@ -64,7 +101,7 @@ class Loss(NamedTuple):
     terms: dict[str, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
     """Rows for one step. `inputs` may be anything the network takes whose first axis is the rows.
 
@@ -109,13 +146,39 @@ def can_look(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def check_number(name: str, value: object, low: float, high: float = math.inf, *, cure: str = "") -> float:
+    """The value if it is a real number from low to high; otherwise ValueError with the value and what would work."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        span = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
+        raise ValueError(f"{name}={value!r} must be a number {span}{cure}")
+    return value
+
+
+def check_whole(name: str, value: object, low: int, *, cure: str = "") -> int:
+    """The value as an int if it is a whole number from low on; otherwise ValueError."""
+    try:
+        whole = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        whole = None
+    if whole is None or whole < low:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {low}{cure}")
+    return whole
+
+
+def check_tensors(**named: object) -> None:
+    """Refuse arrays and lists by name."""
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} of type {type(value).__name__} must be a torch.Tensor; torch.as_tensor makes one")
+
+
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """(B,) class numbers as (B, C) float32 targets; −1 (unlabeled) becomes a row of zeros.
 
     Labels on a CPU are checked; on an accelerator, where looking would stall the device, other values become zeros too.
     """
-    _check_labels("labels", labels, num_classes)
-    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).float()
+    _check_labels("labels", labels, check_whole("num_classes", num_classes, 1))
+    return (labels[:, None].long() == torch.arange(num_classes, device=labels.device)).float()
 
 
 def first_rows(indices: Tensor) -> Tensor:
@@ -150,12 +213,22 @@ def pad(batch: Batch, num_rows: int) -> Batch:
 def check_outputs(outputs: Outputs, batch: Batch) -> None:
     """Refuse a batch that an objective cannot mean; values are looked at only where it costs nothing."""
     features, logits = outputs
-    rows = len(batch.indices)
-    if logits.ndim != 2 or features.ndim != 2 or len(logits) != rows or len(features) != rows:
+    check_tensors(features=features, logits=logits, targets=batch.targets, indices=batch.indices)
+    rows = len(logits) if logits.ndim else 0
+    if logits.ndim != 2 or features.ndim != 2 or len(features) != rows or batch.indices.shape != (rows,):
         raise ValueError(
             f"features {tuple(features.shape)}, logits {tuple(logits.shape)} and indices {tuple(batch.indices.shape)} "
             "must be (B, D), (B, C) and (B,) with one B"
         )
+    if not logits.is_floating_point() or not features.is_floating_point():
+        raise ValueError(f"logits of {logits.dtype} and features of {features.dtype} must be floating point")
+    if batch.teacher is not None and batch.teacher.logits.shape != logits.shape:
+        raise ValueError(
+            f"the teacher's logits {tuple(batch.teacher.logits.shape)} must have the shape {tuple(logits.shape)} of "
+            "the logits"
+        )
+    if batch.mix is not None and any(part.shape != (rows,) for part in batch.mix):
+        raise ValueError(f"each part of mix must be ({rows},), one number for each row of the batch")
     if batch.targets.shape != logits.shape or not batch.targets.is_floating_point():
         raise ValueError(
             f"targets {tuple(batch.targets.shape)} of {batch.targets.dtype} must be floating-point distributions of "
@@ -176,11 +249,13 @@ def check_outputs(outputs: Outputs, batch: Batch) -> None:
 
 
 def _check_labels(name: str, labels: Tensor, num_classes: int) -> None:
+    check_tensors(**{name: labels})
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(
             f"{name} of shape {tuple(labels.shape)} and {labels.dtype} must be a vector of whole class numbers"
         )
     if can_look(labels) and len(labels):
+        labels = labels.long()  # in unsigned or narrow integers −1 and the number of classes may not exist
         outside = labels[(labels < -1) | (labels >= num_classes)]
         if len(outside):
             raise ValueError(

@@ -1,6 +1,7 @@
 """Nearest neighbors by cosine similarity: inside a batch, over a bank, or in chunks over a data set."""
 
 from collections.abc import Callable
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,9 @@ from nearsay.core import PADDING
 
 CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # enough to be fast; from there on memory is linear in the number of keys
 CHUNK_NUMBERS = 2**26  # and at most 256 MB of float32 similarities at a time
+
+
+_precision_lock = Lock()
 
 
 class Neighbors(NamedTuple):
@@ -44,8 +48,8 @@ def normalize(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def clip_(similarities: Tensor, who: Identity | None, start: int) -> None:
-    """Set to 0 what is negative or forbidden, in the (rows, M) similarities of the queries from `start` on."""
-    torch.relu_(similarities)
+    """Set to 0 what is forbidden or not positive, in the (rows, M) similarities of the queries from `start` on."""
+    torch.threshold_(similarities, torch.finfo(similarities.dtype).eps, 0)
     if who is None:
         similarities.diagonal(start).zero_()
     else:
@@ -61,8 +65,8 @@ def nearest(
 ) -> Neighbors:
     """The k nearest keys of every query, both (·, D) of length 1; `k=None` gives all.
 
-    Without `who`, query i is key i, and that is all there is to know. Self, partners, padding and everybody with a
-    negative similarity count as similarity 0.
+    Without `who`, query i is key i, and that is all there is to know. Self, partners, padding and everybody whose
+    similarity is negative, or too small to be told from rounding, count as similarity 0.
     """
     rows = min(CHUNK_ROWS.get(queries.device.type, 256), max(1, CHUNK_NUMBERS // max(1, len(keys))))
     chunks = []
@@ -77,17 +81,17 @@ def nearest(
 
 def cosines(queries: Tensor, keys: Tensor) -> Tensor:
     """(B, M) products of rows of length 1 in full precision: TF32 or bfloat16 would find other neighbors."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or queries.dtype == torch.float64:
         return queries @ keys.T
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    wished = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        return queries @ keys.T
-    finally:
-        for backend, precision in zip(backends, wished, strict=True):
-            backend.fp32_precision = precision
+    on_cpu = queries.device.type == "cpu"
+    backend = torch.backends.mkldnn.matmul if on_cpu else torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    with _precision_lock:  # the switch is the program's, not the thread's
+        wished = backend.fp32_precision
+        backend.fp32_precision = "ieee"
+        try:
+            return queries @ keys.T
+        finally:
+            backend.fp32_precision = wished
 
 
 def forbidden(who: Identity, start: int = 0, stop: int | None = None) -> Tensor:

@@ -5,7 +5,6 @@ S = D^-½ W D^-½ its smoothness term is tr Pᵀ(I − S)P, its gradient μ(P �
 (I − αS) P = (1 − α) Y with α = 2 / (2 + μ). An example without edges has no smoothness term: there P = Y.
 """
 
-import math
 import warnings
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nearsay.core import one_hot
+from nearsay.core import check_number, check_tensors, check_whole, one_hot
 from nearsay.neighbors import Neighbors, nearest, normalize
 
 
@@ -72,6 +71,8 @@ def propagate_labels(
 
 def _solve(graph: _Graph, alpha: float, given: Tensor, tolerance: float, max_iterations: int) -> Tensor:
     """(I − αS)⁻¹ given, by conjugate gradients on all classes at once; rows out of reach of a label stay exactly 0."""
+    size = given.amax(dim=0)  # (C,) so that squares neither overflow nor vanish
+    given = given / size.where(size > 0, 1.0)
     solution = torch.zeros_like(given)  # (N, C)
     residual = given.clone()
     direction = given.clone()
@@ -80,7 +81,7 @@ def _solve(graph: _Graph, alpha: float, given: Tensor, tolerance: float, max_ite
     for _ in range(max_iterations):
         is_open = squares > enough  # classes still to be improved; those without labels never are
         if not is_open.any():
-            return solution
+            return solution * size
         image = direction - alpha * _product(graph, direction)
         step = (squares / (direction * image).sum(dim=0)).where(is_open, 0.0)  # (C,)
         solution.addcmul_(direction, step)
@@ -95,7 +96,7 @@ def _solve(graph: _Graph, alpha: float, given: Tensor, tolerance: float, max_ite
             f"above tolerance={tolerance:g}; raise max_iterations or mu",
             stacklevel=4,  # the caller of propagate_labels, behind torch.no_grad
         )
-    return solution
+    return solution * size
 
 
 def _product(graph: _Graph, rows: Tensor) -> Tensor:
@@ -139,13 +140,14 @@ def _targets(labels: Tensor, num_classes: int | None) -> Tensor:
             raise ValueError(f"soft labels hold {labels[wrong][0].item()}; they must be finite and not negative")
         targets = labels
     else:
-        targets = one_hot(labels, num_classes if num_classes is not None else int(labels.max()) + 1)
+        targets = one_hot(labels, num_classes if num_classes is not None else max(1, int(labels.max()) + 1))
     if not targets.any():
         raise ValueError(f"none of the {len(labels)} examples has a label to propagate; give at least one")
     return targets
 
 
 def _check(features: Tensor, labels: Tensor, k: int, mu: float, tolerance: float, max_iterations: int) -> None:
+    check_tensors(features=features, labels=labels)
     if features.ndim != 2 or not features.is_floating_point() or 0 in features.shape:
         raise ValueError(
             f"features of shape {tuple(features.shape)} and {features.dtype} must be a floating-point matrix (N, D) "
@@ -161,10 +163,8 @@ def _check(features: Tensor, labels: Tensor, k: int, mu: float, tolerance: float
         )
     if len(labels) != len(features):
         raise ValueError(f"{len(features)} rows of features but {len(labels)} labels; there must be as many")
-    if k < 1:
-        raise ValueError(f"k={k} leaves nobody to ask; it must be at least 1")
-    if not 0 < mu < math.inf:
-        raise ValueError(f"mu={mu} must be positive and finite; 0.02 is customary")
+    check_whole("k", k, 1)
+    check_number("mu", mu, 1e-6, 1e12, cure="; 0.02 is customary")
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance={tolerance} must lie between 0 and 1; 1e-6 is customary")
     if max_iterations < 1:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from nearsay import NCR, Bank, Batch, Outputs, ncr, one_hot
+from nearsay import ELR, NCR, Bank, Batch, Outputs, ncr, one_hot
 
 
 def rows(num_rows, seed):
@@ -112,7 +112,12 @@ def test_writing_does_not_disturb_a_backward_pass_to_come():
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"kind": "list"}, "kind='list'"), ({"size": 0}, "size=0"), ({"size": 2.5}, "size=2.5")],
+    [
+        ({"kind": "list"}, "kind='list'"),
+        ({"size": 0}, "size=0"),
+        ({"size": 2.5}, "size=2.5"),
+        ({"size": True}, "size=True"),
+    ],
 )
 def test_bad_choices_are_named(change, words):
     with pytest.raises(ValueError, match=words):
@@ -121,8 +126,29 @@ def test_bad_choices_are_named(change, words):
 
 def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     bank = Bank(size=3)
+    objective = NCR(k=2, base=ELR(), bank=bank)
+    memory = objective.memory(10, 4, 5)
+    before = {name: tensor.clone() for name, tensor in memory.items()}
     with pytest.raises(ValueError, match="size=3 cannot hold a batch of 4 rows"):
-        bank.write(bank.memory(10, 4, 5), rows(4, 0), torch.arange(4))
+        objective(rows(4, 0), batch_of(torch.arange(4)), torch.tensor(0.0), memory, "ncr/elr")
+    assert_close(memory, before)  # refused before anything was written
+    for wrong in ({}, NCR(bank=Bank(size=4)).memory(10, 4, 5)):
+        with pytest.raises(ValueError, match=r"not that of Bank\(kind='queue', size=3\)"):
+            objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), wrong, "ncr/elr")
     bank = Bank(kind="examples")
     with pytest.raises(ValueError, match="index 10 is outside a bank of 10 examples"):
         bank.write(bank.memory(10, 4, 5), rows(2, 0), torch.tensor([3, 10]))
+
+
+def test_what_is_not_finite_does_not_stay_in_memory():
+    objective = NCR(alpha=0.5, k=3, base=ELR(), bank=Bank(size=30))
+    memory = objective.memory(40, 4, 5)
+    bad = rows(20, 0)
+    bad.logits[3, 1] = torch.nan
+    bad.features[7, 2] = torch.inf
+    batch = batch_of(torch.arange(20))
+    assert not objective(bad, batch, torch.tensor(0.0), memory, "ncr/elr").total.isfinite()
+    assert all(tensor.isfinite().all() for tensor in memory.values())
+    assert sorted(set(range(20)) - set(memory["bank.indices"].tolist())) == [3, 7]
+    good = objective(rows(20, 1), batch_of(torch.arange(20, 40)), torch.tensor(0.0), memory, "ncr/elr")
+    assert good.total.isfinite()

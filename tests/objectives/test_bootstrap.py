@@ -109,11 +109,11 @@ def test_the_objective_is_the_mean_over_labels_with_all_its_choices(choice):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"alpha": -0.1}, r"alpha is -0.1; it must lie in \[0, 1\]"),
-        ({"alpha": 1.5}, r"alpha is 1.5; it must lie in \[0, 1\]"),
-        ({"kind": "firm"}, "kind is 'firm'; it must be 'soft' or 'hard'"),
-        ({"temperature": 0.0}, r"temperature is 0.0; it must lie in \[0.01, 100\]"),
-        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"alpha": -0.1}, "alpha=-0.1 must be a number from 0 to 1"),
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"kind": "firm"}, "kind='firm' must be"),
+        ({"temperature": 0.0}, "temperature=0.0 must be a number from 0.01 to 100"),
+        ({"temperature": float("nan")}, "temperature=nan"),
     ],
 )
 def test_choices_outside_their_range_are_refused(wrong, message):

@@ -179,11 +179,11 @@ def test_averages_of_another_shape_are_refused():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"beta": 1.0}, r"beta is 1.0; it must lie in \[0, 1\)"),
-        ({"beta": -0.1}, "beta is -0.1"),
-        ({"weight": -1.0}, "weight is -1.0; it must be finite and not negative"),
-        ({"weight": float("inf")}, "weight is inf"),
-        ({"weight": float("nan")}, "weight is nan"),
+        ({"beta": 1.0}, "beta=1 would never learn"),
+        ({"beta": -0.1}, "beta=-0.1 must be a number from 0 to 1"),
+        ({"weight": -1.0}, "weight=-1.0 must be a number of at least 0"),
+        ({"weight": float("inf")}, "weight=inf must be finite"),
+        ({"weight": float("nan")}, "weight=nan"),
     ],
 )
 def test_choices_outside_their_range_are_refused(wrong, message):

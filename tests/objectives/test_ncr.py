@@ -1,12 +1,16 @@
 import math
 import warnings
+from dataclasses import replace
+from threading import Thread
 
+import numpy as np
 import oracle_ncr
 import pytest
 import torch
 from torch.testing import assert_close
 
 from nearsay import ELR, GJS, NCR, Bank, Batch, Bootstrap, CrossEntropy, Mixup, Outputs, ncr, one_hot
+from nearsay.core import Mix
 from nearsay.objectives.ncr import Pool, _warn_of_few
 
 IMPLEMENTATIONS = ("plain", "fast")
@@ -328,6 +332,18 @@ def test_memory_keeps_the_bases_under_its_name():
         ({"k": 0}, "k=0"),
         ({"k": -3}, "k=-3"),
         ({"k": 2.5}, "k=2.5"),
+        ({"k": True}, "k=True"),
+        ({"temperature": None}, "temperature=None"),
+        ({"temperature": torch.tensor(2.0)}, "temperature=tensor"),
+        ({"features": [[1.0]]}, "features of the batch of type list must be a torch.Tensor"),
+        ({"indices": [0, 1]}, "indices of the batch of type list"),
+        ({"indices": torch.arange(-2, 11)}, "indices of the batch hold -2"),
+        ({"indices": torch.arange(13), "pool": ()}, "pool of type tuple must be a tuple"),
+        ({"indices": torch.arange(13), "pool": torch.zeros(3)}, "pool of type Tensor"),
+        (
+            {"indices": torch.arange(13), "pool": (torch.zeros(3, 4), torch.zeros(3, 5), None)},
+            "indices of the pool of type NoneType",
+        ),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"temperature": 0.009}, "temperature=0.009"),
         ({"temperature": 101.0}, "temperature=101.0"),
@@ -373,11 +389,75 @@ def test_bad_input_is_named_in_one_sentence(change, words):
         ({"temperature": 1000.0}, "temperature=1000.0"),
         ({"start_epoch": -1.0}, "start_epoch=-1.0"),
         ({"variant": "other"}, "variant='other'"),
+        ({"alpha": "0.5"}, "alpha='0.5'"),
+        ({"start_epoch": "auto"}, "start_epoch='auto'"),
+        ({"base": CrossEntropy}, "base=.* must be an objective"),
+        ({"base": None}, "base=None"),
+        ({"bank": 64}, "bank=64"),
     ],
 )
 def test_bad_hyper_parameters_are_named_in_one_sentence(change, words):
     with pytest.raises(ValueError, match=words):
         NCR(**change)
+
+
+@pytest.mark.parametrize("stage", ["", "cross_entropy", "NCR/cross_entropy"])
+def test_a_stage_of_somebody_else_is_refused(stage):
+    logits, features = rows()
+    with pytest.raises(ValueError, match=f"stage='{stage}' is not one of NCR's"):
+        NCR()(Outputs(features, logits), batch_of(logits), torch.tensor(0.0), {}, stage)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    logits, features = rows()
+    assert_close(ncr(logits, features, k=np.int64(3)), ncr(logits, features, k=3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+def test_labels_may_be_of_any_whole_type(dtype):
+    assert_close(one_hot(torch.tensor([0, 100], dtype=dtype), 300).argmax(dim=1), torch.tensor([0, 100]))
+
+
+def test_batches_of_odd_shapes_are_refused_by_every_objective():
+    logits, features = rows()
+    batch = batch_of(logits)
+    for wrong, words in (
+        (replace(batch, indices=batch.indices[:, None]), r"indices \(13, 1\)"),
+        (replace(batch, teacher=Outputs(features, logits[:1])), r"teacher's logits \(1, 4\)"),
+        (replace(batch, mix=Mix(batch.indices, batch.indices, torch.ones(1))), "each part of mix must be"),
+        (replace(batch, targets=[[1.0]]), "targets of type list"),
+    ):
+        for objective in (*BASES, NCR()):
+            with pytest.raises(ValueError, match=words):
+                call(objective, logits, features, wrong)
+
+
+def test_it_compiles_whole():
+    logits, features = rows(dtype=torch.float32)
+
+    def loss(logits, features):
+        return ncr(logits, features, torch.arange(13), k=50)  # more than there are: a warning, when not compiled
+
+    leaves = [tensor.clone().requires_grad_() for tensor in (logits, features)]
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves)
+    expected = ncr(*leaves, k=None)
+    assert_close(compiled, expected)
+    assert_close(torch.autograd.grad(compiled, leaves), torch.autograd.grad(expected, leaves), rtol=1e-4, atol=1e-6)
+
+
+def test_threads_leave_the_precision_of_matrix_products_as_it_was():
+    logits, features = rows(dtype=torch.float32)
+    torch.set_float32_matmul_precision("high")
+    try:
+        threads = [Thread(target=lambda: [ncr(logits, features, k=3) for _ in range(50)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_labels_out_of_range_and_bad_targets_are_named():

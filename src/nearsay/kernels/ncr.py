@@ -3,15 +3,17 @@
 The plain version in `objectives/ncr.py` is the specification. For a row i and its neighbors j:
 
     w_ij = s_ij / Σ_j s_ij      log p = log softmax(z / T)      q_i = Σ_j w_ij p_j
-    paper     L_i = Σ_c p_i (log p_i − log q_i)     own_i = p_i (log p_i − log q_i)  flow_i = −p_i
-    released  L_i = T² Σ_c q_i (log q_i − log p_i)  own_i = −T² q_i                  flow_i = T² q_i (log q_i − log p_i)
+    paper     L_i = Σ_c p_i (log p_i − log q_i)     own_i = p_i (log p_i − log q_i)  flow_i = q_i − p_i
+    released  L_i = T² Σ_c q_i (log q_i − log p_i)  own_i = T² (p_i − q_i)           flow_i = T² q_i (log q_i − log p_i)
 
-own = ∂L/∂log p_i and flow = q ∂L/∂q, each up to a part that the softmax cancels. With r_ij = w_ij p_j / q_i, the part
-of neighbor j in q_i, a neighbor receives ∂L_i/∂log p_j = flow_i r_ij, and a similarity
+own = ∂L/∂log p_i and flow = q ∂L/∂q, each up to a part that the softmax cancels; the part is chosen so that both
+vanish where p and q agree, or rounding would drown the gradient there. With r_ij = w_ij p_j / q_i, the part of
+neighbor j in q_i, a neighbor receives ∂L_i/∂log p_j = flow_i r_ij, and a similarity
 ∂L_i/∂s_ij = (Σ_c flow_i r_ij − w_ij Σ_c flow_i) / s_ij.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -64,6 +66,12 @@ def _triton_function() -> Any:
         return None
 
 
+def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
+    """Nothing inside is cast down, wherever autocast exists."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
 def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
     """(B,) KL(p ‖ q) from distributions (B, C) and log p − log q, exact to rounding even where p and q nearly agree.
 
@@ -72,6 +80,11 @@ def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
     near = p * (log_ratio + torch.expm1(-log_ratio.clamp(min=-1)))
     far = p * (log_ratio - 1) + q
     return torch.where(log_ratio > -1, near, far).sum(dim=1)
+
+
+def _difference(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
+    """(B, C) q − p from log p − log q, exact to rounding even where they nearly agree."""
+    return torch.where(log_ratio > -1, p * torch.expm1(-log_ratio.clamp(min=-1)), q - p)
 
 
 def _divergence_where_it_pays(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
@@ -131,50 +144,59 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: autograd would take this gradient for a constant
             raise RuntimeError('this gradient cannot be differentiated again; call ncr with implementation="plain"')
-        key_p, q, log_ratio, keys, key_lengths, similarities, positions, weights, is_alone = ctx.saved_tensors
-        temperature, num_rows = ctx.choices.temperature, len(q)
-        to_logits, to_features, to_pool_logits, to_pool_features = ctx.needs_input_grad[:4]
-        wants_features = (to_features or to_pool_features) and positions.shape[1] > 1
-        # A pool without gradient receives nothing: leave it out of everything that flows back.
-        num_receivers = len(keys) if to_pool_logits or to_pool_features else num_rows
-        edges = _edges(positions, len(keys), num_receivers)
-        upstream = upstream[:, None].masked_fill(is_alone, 0)
-        if ctx.choices.variant == "paper":
-            flow = key_p[:num_rows] * -upstream
-            own = -flow * log_ratio
-        else:
-            own = q * (-(temperature**2) * upstream)
-            flow = own * log_ratio
-        if ctx.is_exact:
-            grad_log_p, grad_log_weights = _shares(flow, weights, positions, *ctx.logarithms)
-            grad_log_p = grad_log_p[:num_receivers]
-        else:
-            flow_over_q = flow / q.masked_fill(is_alone, 1)
-            grad_log_p = edges.spread(weights, flow_over_q).mul_(key_p[:num_receivers])
-            grad_log_weights = edges.dots(flow_over_q, key_p, weights).mul_(weights) if wants_features else weights
-        grad_log_p[:num_rows] += own
-        sums = grad_log_p.sum(dim=1, keepdim=True)
-        grad_logits = grad_log_p.addcmul_(key_p[:num_receivers], sums, value=-1).div_(temperature)
+        with autocast_off(upstream):
+            return _backward(ctx, upstream)
 
-        grad_keys = None
-        if wants_features:
-            grad_log_weights = grad_log_weights - weights * grad_log_weights.sum(dim=1, keepdim=True)
-            grad_similarities = grad_log_weights / similarities.masked_fill(similarities == 0, torch.inf)
-            grad_keys = edges.spread(grad_similarities, keys[:num_rows])
-            grad_keys[:num_rows] += edges.combine(grad_similarities, keys)
-            units = keys[:num_receivers]
-            grad_keys.addcmul_(units, (units * grad_keys).sum(dim=1, keepdim=True), value=-1)
-            grad_keys /= key_lengths[:num_receivers]
-        elif to_features or to_pool_features:
-            grad_keys = torch.zeros_like(keys[:num_receivers])  # one neighbor has weight 1 at any similarity
-        return (
-            grad_logits[:num_rows] if to_logits else None,
-            grad_keys[:num_rows] if grad_keys is not None and to_features else None,
-            grad_logits[num_rows:] if to_pool_logits else None,
-            grad_keys[num_rows:] if grad_keys is not None and to_pool_features else None,
-            None,
-            None,
-        )
+
+def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    key_p, q, log_ratio, keys, key_lengths, similarities, positions, weights, is_alone = ctx.saved_tensors
+    temperature, num_rows = ctx.choices.temperature, len(q)
+    to_logits, to_features, to_pool_logits, to_pool_features = ctx.needs_input_grad[:4]
+    wants_features = (to_features or to_pool_features) and positions.shape[1] > 1
+    # A pool without gradient receives nothing: leave it out of everything that flows back.
+    num_receivers = len(keys) if to_pool_logits or to_pool_features else num_rows
+    edges = _edges(positions, len(keys), num_receivers)
+    upstream = upstream[:, None].masked_fill(is_alone, 0)
+    p = key_p[:num_rows]
+    if ctx.choices.variant == "paper":
+        flow = upstream * _difference(p, q, log_ratio)
+        own = upstream * p * log_ratio
+        own.addcmul_(p, own.sum(dim=1, keepdim=True), value=-1)
+    else:
+        upstream = upstream * temperature**2
+        flow = -upstream * q * log_ratio
+        own = -upstream * _difference(p, q, log_ratio)
+    if ctx.is_exact:
+        grad_log_p, grad_log_weights = _shares(flow, weights, positions, *ctx.logarithms)
+        grad_log_p = grad_log_p[:num_receivers]
+    else:
+        flow_over_q = flow / q.masked_fill(is_alone, 1)
+        grad_log_p = edges.spread(weights, flow_over_q).mul_(key_p[:num_receivers])
+        grad_log_weights = edges.dots(flow_over_q, key_p, weights).mul_(weights) if wants_features else weights
+    sums = grad_log_p.sum(dim=1, keepdim=True)
+    grad_logits = grad_log_p.addcmul_(key_p[:num_receivers], sums, value=-1)
+    grad_logits[:num_rows] += own
+    grad_logits /= temperature
+
+    grad_keys = None
+    if wants_features:
+        grad_log_weights = grad_log_weights - weights * grad_log_weights.sum(dim=1, keepdim=True)
+        grad_similarities = grad_log_weights / similarities.masked_fill(similarities == 0, torch.inf)
+        grad_keys = edges.spread(grad_similarities, keys[:num_rows])
+        grad_keys[:num_rows] += edges.combine(grad_similarities, keys)
+        units = keys[:num_receivers]
+        grad_keys.addcmul_(units, (units * grad_keys).sum(dim=1, keepdim=True), value=-1)
+        grad_keys /= key_lengths[:num_receivers]
+    elif to_features or to_pool_features:
+        grad_keys = torch.zeros_like(keys[:num_receivers])  # one neighbor has weight 1 at any similarity
+    return (
+        grad_logits[:num_rows] if to_logits else None,
+        grad_keys[:num_rows] if grad_keys is not None and to_features else None,
+        grad_logits[num_rows:] if to_pool_logits else None,
+        grad_keys[num_rows:] if grad_keys is not None and to_pool_features else None,
+        None,
+        None,
+    )
 
 
 def _needs_logarithms(log_p: Tensor) -> bool:
@@ -230,7 +252,7 @@ class _Lists:
 
     def dots(self, of_rows: Tensor, of_keys: Tensor, weights: Tensor) -> Tensor:
         """(B, K) ⟨of_rows_i, of_keys_j⟩, which is the gradient of `combine` with respect to its weights."""
-        if of_keys.numel() <= 2**14:  # for small ones a few calls cost more than products that nobody needs
+        if max(of_keys.numel(), len(of_rows) * len(of_keys)) <= 2**14:  # calls cost more than idle products here
             return (of_rows @ of_keys.T).gather(1, self.positions)
         with torch.enable_grad():
             leaf = weights.detach().requires_grad_()

@@ -15,6 +15,7 @@ from nearsay.kernels.ncr import Choices
 from nearsay.neighbors import Identity, nearest
 
 TILE = 4096  # numbers that a program works on at a time
+_EPSILON = tl.constexpr(1.1920928955078125e-07)  # similarities up to this are rounding, as in `neighbors.clip_`
 _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32, as in `neighbors.normalize`
 
 
@@ -109,9 +110,11 @@ def _clip_by_triton(similarities: Tensor, who: Identity | None, start: int) -> N
     """`neighbors.clip_` in one launch."""
     num_rows, num_keys = similarities.shape
     nobody = similarities if who is None else who.queries  # stands in for what the program does not read
-    queries, keys = (nobody, nobody) if who is None else (who.queries, who.keys)
+    queries, keys = (nobody, nobody) if who is None else (who.queries.contiguous(), who.keys.contiguous())
     has_partners = who is not None and who.query_partners is not None and who.key_partners is not None
-    partners = (who.query_partners, who.key_partners) if who is not None and has_partners else (nobody, nobody)
+    partners = (nobody, nobody)
+    if who is not None and who.query_partners is not None and who.key_partners is not None:
+        partners = who.query_partners.contiguous(), who.key_partners.contiguous()
     block = min(1024, _block(num_keys))
     _clip[(num_rows, triton.cdiv(num_keys, block))](
         similarities, queries, keys, *partners, start, num_keys,
@@ -162,7 +165,7 @@ def _clip(
             is_forbidden = is_forbidden | (tl.load(key_partners + columns, mask=inside, other=-1) == query)
     else:
         is_forbidden = columns == start + row
-    s = tl.where(is_forbidden | (s < 0.0), 0.0, s)  # NaN is not below 0 and stays
+    s = tl.where(is_forbidden | (s <= _EPSILON), 0.0, s)  # NaN is not below and stays
     tl.store(similarities + row * M + columns, s, mask=inside)
 
 
@@ -253,12 +256,15 @@ def _own_and_flow(logits, sums, log_q_in, row, classes, upstream, scale, C, IS_P
     inside = classes < C
     log_p = _log_softmax(logits, sums, row, classes, scale, C)
     log_q = tl.load(log_q_in + row * C + classes, mask=inside, other=0.0)
+    p, q, r = tl.exp(log_p), tl.exp(log_q), log_p - log_q
+    series = p * r * (-1.0 + r * (0.5 - r * (1 / 6 - r * (1 / 24 - r * (1 / 120 - r / 720)))))
+    difference = tl.where(tl.abs(r) < 0.3, series, q - p)  # where exponentials would cancel, a series
     if IS_PAPER:
-        flow = -upstream * tl.exp(log_p)
-        own = flow * (log_q - log_p)
+        flow = upstream * difference
+        own = upstream * p * r
     else:
-        own = -upstream * tl.exp(log_q) / (scale * scale)
-        flow = own * (log_p - log_q)
+        flow = -upstream * q * r / (scale * scale)
+        own = -upstream * difference / (scale * scale)
     return tl.where(inside, own, 0.0), tl.where(inside, flow, 0.0), log_q
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearsay.core import PADDING, Outputs, can_look, first_rows
+from nearsay.core import PADDING, Outputs, can_look, check_whole, first_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,7 @@ class Bank:
     def __post_init__(self) -> None:
         if self.kind not in ("queue", "examples"):
             raise ValueError(f'kind={self.kind!r} must be "queue" or "examples"')
-        if not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"size={self.size!r} must be a whole number of rows from 1")
+        check_whole("size", self.size, 1)
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
         """Empty bank; the last row of each table takes what is not to be kept."""
@@ -35,6 +34,18 @@ class Bank:
             "indices": torch.full((rows,), PADDING),
             "cursor": torch.zeros((), dtype=torch.int64),
         }
+
+    def check(self, memory: Mapping[str, Tensor], num_rows: int) -> None:
+        """Refuse a memory that is not this bank's, and a batch that it cannot hold, before anything is written."""
+        if "indices" not in memory or (self.kind == "queue" and len(memory["indices"]) != self.size + 1):
+            raise ValueError(
+                f"the memory is not that of {self}; make it with "
+                "objective.memory(num_examples, num_classes, num_features)"
+            )
+        if self.kind == "queue" and num_rows > self.size:
+            raise ValueError(
+                f"a bank of size={self.size} cannot hold a batch of {num_rows} rows; make it at least as large"
+            )
 
     def search(self, memory: Mapping[str, Tensor], current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, features and indices of the kept rows, without those of the (B,) examples at hand."""
@@ -47,15 +58,12 @@ class Bank:
 
     def write(self, memory: Mapping[str, Tensor], outputs: Outputs, indices: Tensor) -> None:
         """Keep the first row of each of the (B,) examples, in place."""
-        is_kept = first_rows(indices)
+        # What is not finite is seen in the loss, and must not stay after a step that was refused.
+        is_kept = first_rows(indices) & outputs.features.isfinite().all(dim=1) & outputs.logits.isfinite().all(dim=1)
         kept = indices.masked_fill(~is_kept, PADDING)
         if self.kind == "examples":
             places = self._places(memory, kept)
         else:
-            if len(indices) > self.size:
-                raise ValueError(
-                    f"a bank of size={self.size} cannot hold a batch of {len(indices)} rows; make it at least as large"
-                )
             memory["indices"].masked_fill_((memory["indices"][:, None] == kept).any(dim=1), PADDING)  # their older rows
             turn = memory["cursor"] + is_kept.cumsum(0) - 1
             places = (turn % self.size).masked_fill(~is_kept, self.size)
@@ -69,5 +77,8 @@ class Bank:
     def _places(self, memory: Mapping[str, Tensor], indices: Tensor) -> Tensor:
         num_examples = len(memory["indices"]) - 1
         if can_look(indices) and len(indices) and int(indices.max()) >= num_examples:
-            raise ValueError(f"index {int(indices.max())} is outside a bank of {num_examples} examples")
+            raise ValueError(
+                f"index {int(indices.max())} is outside a bank of {num_examples} examples; make the memory for as many "
+                "examples as there are"
+            )
         return indices.masked_fill(indices == PADDING, num_examples)

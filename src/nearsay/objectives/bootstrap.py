@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import Batch, Loss, Outputs, check_outputs
+from nearsay.core import Batch, Loss, Outputs, check_number, check_outputs
 from nearsay.objectives.cross_entropy import cross_entropy, real_rows, upcast
 
 Kind = Literal["soft", "hard"]
@@ -78,9 +78,7 @@ class Bootstrap:
 
 
 def _check(alpha: float, kind: str, temperature: float) -> None:
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is {alpha}; it must lie in [0, 1]")
+    check_number("alpha", alpha, 0, 1)
     if kind not in ("soft", "hard"):
-        raise ValueError(f"kind is {kind!r}; it must be 'soft' or 'hard'")
-    if not 0.01 <= temperature <= 100:
-        raise ValueError(f"temperature is {temperature}; it must lie in [0.01, 100]")
+        raise ValueError(f'kind={kind!r} must be "soft" or "hard"')
+    check_number("temperature", temperature, 0.01, 100)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import Batch, Loss, Outputs, check_outputs
+from nearsay.core import Batch, Loss, Outputs, check_number, check_outputs, check_tensors
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
@@ -16,7 +16,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) ->
     `smoothing` replaces that share of the target by the uniform distribution of the same weight (paper, L_LS).
     """
     _check(smoothing)
-    if targets.shape != logits.shape:
+    check_tensors(logits=logits, targets=targets)
+    if logits.ndim != 2 or targets.shape != logits.shape:
         raise ValueError(
             f"targets {tuple(targets.shape)} must be distributions of the shape {tuple(logits.shape)} of the logits; "
             "nearsay.one_hot makes them from class numbers"
@@ -67,5 +68,4 @@ def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _check(smoothing: float) -> None:
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"smoothing is {smoothing}; it must lie in [0, 1]")
+    check_number("smoothing", smoothing, 0, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import PADDING, Batch, Loss, Mix, Outputs, can_look, check_outputs, first_rows
+from nearsay.core import PADDING, Batch, Loss, Mix, Outputs, can_look, check_number, check_outputs, first_rows
 from nearsay.objectives.cross_entropy import cross_entropy, real_rows, upcast
 
 SMALLEST = 1e-4  # probabilities are clamped to [1e-4, 1 − 1e-4], as in the public code
@@ -31,7 +31,9 @@ def update_averages(averages: Tensor, logits: Tensor, indices: Tensor, *, beta: 
         probabilities = _probabilities(logits)
         everyone = dist.gather(indices)  # (W·B,)
         predictions = dist.gather(probabilities / probabilities.sum(dim=1, keepdim=True))  # (W·B, C)
-        places = everyone.where(first_rows(everyone), len(averages) - 1)
+        # What is not finite is seen in the loss, and must not stay after a step that was refused.
+        is_kept = first_rows(everyone) & predictions.isfinite().all(dim=1)
+        places = everyone.where(is_kept, len(averages) - 1)
         updated = beta * averages[places] + (1 - beta) * predictions
         averages.index_copy_(0, places, updated.to(averages.dtype))
         averages[-1].zero_()
@@ -49,10 +51,10 @@ class ELR:
     weight: float = 3.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta is {self.beta}; it must lie in [0, 1)")
-        if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight is {self.weight}; it must be finite and not negative")
+        if check_number("beta", self.beta, 0, 1) == 1:
+            raise ValueError("beta=1 would never learn; it must be below 1")
+        if check_number("weight", self.weight, 0) == math.inf:
+            raise ValueError("weight=inf must be finite")
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
         """The averaged prediction of each example, zero until it is first seen."""
@@ -65,7 +67,12 @@ class ELR:
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
         """Update the averages, then compare with them: the order of the public code."""
         check_outputs(outputs, batch)
-        averages = memory["averages"]
+        averages = memory.get("averages")
+        if averages is None or averages.ndim != 2 or averages.shape[1] != outputs.logits.shape[1]:
+            raise ValueError(
+                f"ELR finds no averages of {outputs.logits.shape[1]} classes in its memory; make it with "
+                "objective.memory(num_examples, num_classes, num_features)"
+            )
         _check_indices(batch.indices, len(averages) - 1)
         logits, targets = real_rows(outputs, batch)
         teacher = outputs.logits if batch.teacher is None else batch.teacher.logits

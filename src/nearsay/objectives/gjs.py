@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import Batch, Loss, Outputs, can_look, check_outputs
+from nearsay.core import Batch, Loss, Outputs, can_look, check_number, check_outputs, check_tensors
 from nearsay.objectives.cross_entropy import real_rows, upcast
 
 
@@ -29,7 +29,8 @@ def gjs(logits: Tensor, targets: Tensor, *, label_weight: float = 0.3) -> Parts:
     A target row is normalized to y; its sum multiplies the first part.
     """
     _check(label_weight)
-    if logits.ndim != 3 or targets.shape != logits.shape[1:]:
+    check_tensors(logits=logits, targets=targets)
+    if logits.ndim != 3 or not len(logits) or targets.shape != logits.shape[1:]:
         raise ValueError(
             f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} must be (V, B, C) and (B, C)"
         )
@@ -86,8 +87,7 @@ class GJS:
 
 
 def _check(label_weight: float) -> None:
-    if not 0 < label_weight < 1:
-        raise ValueError(f"label_weight is {label_weight}; it must lie strictly between 0 and 1")
+    check_number("label_weight", label_weight, 1e-3, 1 - 1e-3)  # beyond, float32 has no digits left
 
 
 def _check_views(indices: Tensor) -> None:

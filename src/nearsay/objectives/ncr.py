@@ -2,17 +2,27 @@
 
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from nearsay import dist
-from nearsay.core import PADDING, Batch, Loss, Objective, Outputs, can_look
-from nearsay.kernels.ncr import Choices, divergence, ncr_rows
+from nearsay.core import (
+    PADDING,
+    Batch,
+    Loss,
+    Objective,
+    Outputs,
+    can_look,
+    check_number,
+    check_tensors,
+    check_whole,
+)
+from nearsay.kernels.ncr import Choices, autocast_off, divergence, ncr_rows
 from nearsay.neighbors import Identity, cosines, forbidden, normalize
 from nearsay.objectives.bank import Bank
 from nearsay.objectives.cross_entropy import CrossEntropy
@@ -64,9 +74,8 @@ def ncr(
     Computed in float32 at least, with autocast off; NaN and infinity are passed on. Neighbors come from the rows
     given here, so accumulating gradients over small batches is not the same as one large batch: use `pool`.
     """
-    rows, _ = _rows(
-        logits, features, indices, pool and Pool(*pool), partners, Choices(k, temperature, variant), implementation
-    )
+    choices = Choices(k if k is None else check_whole("k", k, 1, cure=", or None for all"), temperature, variant)
+    rows, _ = _rows(logits, features, indices, _as_pool(pool), partners, choices, implementation)
     if reduction == "none":
         return rows
     if reduction == "sum":
@@ -95,10 +104,12 @@ class NCR:
     mask_partners: bool = False  # keep rows that share an image through mixup from being neighbors
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha={self.alpha!r} must be between 0 (base alone) and 1 (no labels at all)")
-        if not self.start_epoch >= 0:
-            raise ValueError(f"start_epoch={self.start_epoch!r} must be 0 or later")
+        check_number("alpha", self.alpha, 0, 1, cure=": 0 is the base alone, 1 no labels at all")
+        check_number("start_epoch", self.start_epoch, 0)
+        if isinstance(self.base, type) or not callable(self.base):
+            raise ValueError(f"base={self.base!r} must be an objective, such as CrossEntropy()")
+        if self.bank is not None and not isinstance(self.bank, Bank):
+            raise ValueError(f"bank={self.bank!r} must be None or a Bank, such as Bank(size=4096)")
         _check_choices(self._choices)
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
@@ -115,6 +126,10 @@ class NCR:
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
         """Neighbors are searched among all processes' rows and the bank."""
         mine, _, base_stage = stage.partition("/")
+        if mine not in ("base", "ncr"):
+            raise ValueError(f"stage={stage!r} is not one of NCR's; pass what objective.stage(epoch, memory) returned")
+        if self.bank is not None:
+            self.bank.check(_part(memory, "bank"), dist.num_processes() * len(batch.indices))
         total, terms = self.base(outputs, batch, epoch, _part(memory, "base"), base_stage)
         if mine == "ncr":
             rows, is_alone = self._rows(outputs, batch, memory)
@@ -144,6 +159,15 @@ class NCR:
         return Choices(self.k, self.temperature, self.variant)
 
 
+def _as_pool(pool: Pool | tuple[Tensor, Tensor, Tensor] | None) -> Pool | None:
+    if pool is None:
+        return None
+    if not isinstance(pool, tuple) or len(pool) not in (3, 4):
+        raise ValueError(f"pool of type {type(pool).__name__} must be a tuple (logits, features, indices)")
+    check_tensors(**{"indices of the pool": pool[2]})
+    return Pool(*pool)
+
+
 def _part(memory: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): tensor for key, tensor in memory.items() if key.startswith(f"{name}.")}
 
@@ -170,16 +194,16 @@ def _rows(
     _check_rows(logits, features, indices, pool, partners)
     if implementation not in get_args(Implementation):
         raise ValueError(f'implementation={implementation!r} must be "auto", "plain" or "fast"')
-    if not len(logits):
-        return logits.sum(dim=1), torch.zeros_like(logits[:, 0], dtype=torch.bool)
     others = len(logits) - 1 + (0 if pool is None else len(pool.logits))
     if choices.k is not None and choices.k > others:
-        if others:
+        if others > 0 and not torch.compiler.is_compiling():
             _warn_of_few(choices.k, others)
         choices = choices._replace(k=None)
 
     dtype = torch.promote_types(torch.promote_types(logits.dtype, features.dtype), torch.float32)
     logits, features = logits.to(dtype), features.to(dtype)
+    if not len(logits):
+        return logits.sum(dim=1), torch.zeros_like(logits[:, 0], dtype=torch.bool)
     is_padding = None
     if indices is not None:
         is_padding = indices == PADDING
@@ -193,8 +217,7 @@ def _rows(
 
     is_plain = implementation == "plain" or (implementation == "auto" and torch.compiler.is_compiling())
     compute = _plain_rows if is_plain else ncr_rows
-    device = logits.device.type
-    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+    with autocast_off(logits):
         rows, is_alone = compute(logits, features, beside, who, choices)
     # A row of padding has become a row of zeros: without neighbors, and so without loss.
     return rows, is_alone if is_padding is None else is_alone & ~is_padding
@@ -207,7 +230,8 @@ def _plain_rows(
     key_logits, key_features = logits, features
     if pool is not None:
         key_logits, key_features = torch.cat([logits, pool[0]]), torch.cat([features, pool[1]])
-    similarities = torch.relu(cosines(normalize(features)[0], normalize(key_features)[0]))  # (B, B + M)
+    similarities = cosines(normalize(features)[0], normalize(key_features)[0])  # (B, B + M)
+    similarities = threshold(similarities, torch.finfo(similarities.dtype).eps, 0)  # less is rounding
     if who is None:
         same = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
     else:
@@ -243,6 +267,8 @@ def _identity(indices: Tensor | None, pool: Pool | None, partners: Tensor | None
                 return None
         return Identity(indices, indices, partners, partners)
     key_partners = None
+    if pool.partners is not None and partners is None:
+        partners = torch.full_like(indices, PADDING)
     if partners is not None:
         beside = torch.full_like(pool.indices, PADDING) if pool.partners is None else pool.partners
         key_partners = torch.cat([partners, beside])
@@ -251,10 +277,9 @@ def _identity(indices: Tensor | None, pool: Pool | None, partners: Tensor | None
 
 def _check_choices(choices: Choices) -> None:
     k, temperature, variant = choices
-    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
-        raise ValueError(f"k={k!r} neighbors make no sense; use a whole number from 1, or None for all")
-    if not 1e-2 <= temperature <= 1e2:
-        raise ValueError(f"temperature={temperature!r} is outside 0.01 to 100; the paper uses 2")
+    if k is not None:
+        check_whole("k", k, 1, cure=", or None for all")
+    check_number("temperature", temperature, 1e-2, 1e2, cure="; the paper uses 2")
     if variant not in get_args(Variant):
         raise ValueError(f'variant={variant!r} must be "paper" or "released"')
 
@@ -268,6 +293,7 @@ def _check_rows(
     ):
         if rows is None:
             continue
+        check_tensors(**{f"{kind} of the {name}": t for kind, t in zip(("logits", "features"), rows, strict=True)})
         for kind, tensor in zip(("logits", "features"), rows, strict=True):
             if not tensor.is_floating_point():
                 raise ValueError(
@@ -283,11 +309,19 @@ def _check_rows(
                 f"logits {shapes[0]} and features {shapes[1]} of the {name} must be (B, C) and (B, D) with one B; "
                 "flatten or pool features of other shapes first"
             )
-        for kind, numbers in (("indices", whose), ("partners", partners if name == "batch" else None)):
-            if numbers is not None and (tuple(numbers.shape) != shapes[0][:1] or numbers.dtype != torch.int64):
+        mixed = partners if name == "batch" or pool is None else pool.partners
+        for kind, numbers in (("indices", whose), ("partners", mixed)):
+            if numbers is None:
+                continue
+            check_tensors(**{f"{kind} of the {name}": numbers})
+            if tuple(numbers.shape) != shapes[0][:1] or numbers.dtype != torch.int64:
                 raise ValueError(
                     f"{kind} {tuple(numbers.shape)} of {numbers.dtype} of the {name} "
                     f"must be {shapes[0][:1]} of torch.int64"
+                )
+            if can_look(numbers) and len(numbers) and int(numbers.min()) < PADDING:
+                raise ValueError(
+                    f"{kind} of the {name} hold {int(numbers.min())}; they are 0 or more, or {PADDING} for padding"
                 )
     if pool is not None:
         if indices is None:
