@@ -1,0 +1,235 @@
+"""The run folder: what one command leaves for the next, written so that no crash, full disk or second run can spoil it.
+
+A file appears under its name only when it is whole: it is written beside under a temporary name, flushed to disk and
+renamed. A checkpoint carries the SHA-256 of all it holds, and the newest one that is right wins.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import safetensors.torch
+from torch import Tensor
+
+KEPT = 2  # checkpoints: the newest, and the one to fall back to
+BAD_DATA, CANNOT_CREATE, IO_FAILED, LOCKED = 65, 73, 74, 75  # exit codes, as of sysexits.h
+
+
+class RunError(RuntimeError):
+    """What ends a command, in one sentence; `code` is its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Checkpoint(NamedTuple):
+    """All that a training needs to go on as if nothing had happened."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]  # what JSON can hold: Any is its type
+    damaged: tuple[str, ...] = ()  # newer checkpoints that had to be passed over, and why
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that this process alone may write to; made by `open_run`."""
+
+    path: Path
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """`name` in the folder, in one piece."""
+        write_whole(self.path / name, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+
+    def log_end(self) -> int:
+        """Where the log ends, to be kept in a checkpoint."""
+        log = self.path / "log.jsonl"
+        return log.stat().st_size if log.exists() else 0
+
+    def append_log(self, entry: Mapping[str, Any]) -> None:
+        """One more line of `log.jsonl`."""
+        with _explained(self.path / "log.jsonl"), open(self.path / "log.jsonl", "ab") as log:
+            log.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+
+    def cut_log(self, end: int) -> None:
+        """Forget what was logged after the checkpoint from which the run goes on."""
+        if self.log_end() > end:
+            with _explained(self.path / "log.jsonl"):
+                os.truncate(self.path / "log.jsonl", end)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint; older ones go only after this one has been read back and found right."""
+        folder = self.path / "checkpoints"
+        final, draft = folder / _name(step), folder / f".{_name(step)}.partial"
+        whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        files = {
+            "tensors.safetensors": safetensors.torch.save(whole),
+            "state.json": json.dumps(state, ensure_ascii=False).encode(),
+        }
+        files["manifest.json"] = _manifest(step, files)
+        need = sum(map(len, files.values()))
+        try:
+            with _explained(final, need):
+                folder.mkdir(exist_ok=True)
+                free = shutil.disk_usage(folder).free
+                if free < need:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir()
+                for name, content in files.items():
+                    _write_flushed(draft / name, content)
+                _flush_folder(draft)
+                if final.exists():  # the same step was reached before the crash that brought us back
+                    shutil.rmtree(final)
+                draft.rename(final)
+                _flush_folder(folder)
+                read(final)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        for old in self.checkpoints()[KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def checkpoints(self) -> list[Path]:
+        """Folders of checkpoints, right or damaged, the newest first."""
+        found = (self.path / "checkpoints").glob("step-*")
+        return sorted((path for path in found if path.name[5:].isdigit()), key=lambda path: -int(path.name[5:]))
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is right, None if there is none at all; RunError (65) if all are damaged."""
+        damaged: list[str] = []
+        for path in self.checkpoints():
+            try:
+                return read(path)._replace(damaged=tuple(damaged))
+            except (OSError, ValueError) as error:
+                damaged.append(f"{path.name}: {error}")
+        if damaged:
+            raise RunError(
+                f"no checkpoint in {self.path} can be used ({'; '.join(damaged)}); nothing was deleted, "
+                "restore one of them or start again in another folder",
+                BAD_DATA,
+            )
+        return None
+
+
+@contextmanager
+def open_run(path: Path) -> Iterator[Run]:
+    """The folder, made if need be, writable and locked; RunError if it cannot be, before anything is computed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe-{os.getpid()}"
+        _write_flushed(probe, b"")
+        probe.unlink()
+    except OSError as error:
+        raise RunError(
+            f"cannot write into {path}: {error.strerror}; choose another folder with --out", CANNOT_CREATE
+        ) from error
+    with open(path / ".lock", "a+") as lock:
+        _take(lock, path)
+        try:
+            for leftover in (path / "checkpoints").glob(".step-*.partial"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            yield Run(path)
+        finally:
+            lock.truncate(0)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file with this content, or as it was before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with _explained(path, len(content)):
+        try:
+            _write_flushed(draft, content)
+            draft.replace(path)
+            _flush_folder(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint of which every byte is as it was written; ValueError says what is not."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        step, hashes, seal = manifest["step"], manifest["sha256"], manifest["seal"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError("its manifest cannot be read") from error
+    if seal != _seal(step, hashes):
+        raise ValueError("its manifest is damaged")
+    if path.name != _name(step):
+        raise ValueError(f"it is the checkpoint of step {step} under another name")
+    contents = {}
+    for name, expected in hashes.items():
+        contents[name] = (path / name).read_bytes()
+        if hashlib.sha256(contents[name]).hexdigest() != expected:
+            raise ValueError(f"{name} is damaged")
+    tensors = safetensors.torch.load(contents["tensors.safetensors"])
+    return Checkpoint(step, tensors, json.loads(contents["state.json"]))
+
+
+def _take(lock: IO[str], path: Path) -> None:
+    """Lock the open file; the lock goes with the process, and forked workers do not inherit it."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        raise RunError(
+            f"{path} is in use by {owner}; wait for it, or choose another folder with --out", LOCKED
+        ) from error
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _manifest(step: int, files: Mapping[str, bytes]) -> bytes:
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return json.dumps({"step": step, "sha256": hashes, "seal": _seal(step, hashes)}).encode()
+
+
+def _seal(step: int, hashes: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps([step, sorted(hashes.items())]).encode()).hexdigest()
+
+
+def _write_flushed(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    """A rename is on the disk only when its folder is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path, need: int = 0) -> Iterator[None]:
+    """Turn what the system says of a failed write into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(path.parent if path.parent.exists() else path.parent.parent).free
+            raise RunError(
+                f"the disk is full: {path} needs {need} bytes and {free} are free; what was saved before is kept",
+                IO_FAILED,
+            ) from error
+        raise RunError(f"cannot write {path}: {error.strerror}; what was saved before is kept", IO_FAILED) from error
