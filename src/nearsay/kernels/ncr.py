@@ -82,20 +82,25 @@ def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
     return torch.where(log_ratio > -1, near, far).sum(dim=1)
 
 
-def _difference(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """(B, C) q − p from log p − log q, exact to rounding even where they nearly agree."""
-    return torch.where(log_ratio > -1, p * torch.expm1(-log_ratio.clamp(min=-1)), q - p)
+def _difference(p: Tensor, q: Tensor, log_ratio: Tensor, small: Tensor | None) -> Tensor:
+    """(B, C) q − p from log p − log q, exact to rounding where they nearly agree: in the rows `small`, or anywhere."""
+    if small is None:
+        return torch.where(log_ratio > -1, p * torch.expm1(-log_ratio.clamp(min=-1)), q - p)
+    difference = q - p
+    if len(small):
+        difference[small] = _difference(p[small], q[small], log_ratio[small], None)
+    return difference
 
 
-def _divergence_where_it_pays(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """The same, except that a CPU takes the short sum for rows where it is as good."""
+def _divergence_where_it_pays(p: Tensor, q: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The same, except that a CPU takes the short sum where that is as good, and says which rows are too small."""
     if not can_look(p):
-        return divergence(p, q, log_ratio)
+        return divergence(p, q, log_ratio), None
     rows = (p * log_ratio).sum(dim=1)
     small = (rows < 1e-2).nonzero()[:, 0]
     if len(small):
         rows[small] = divergence(p[small], q[small], log_ratio[small])
-    return rows
+    return rows, small
 
 
 class _Rows(torch.autograd.Function):
@@ -137,8 +142,11 @@ class _Rows(torch.autograd.Function):
         ctx.save_for_backward(key_p, q, log_ratio, keys, key_lengths, similarities, positions, weights, is_alone)
         ctx.mark_non_differentiable(is_alone)
         if choices.variant == "paper":
-            return _divergence_where_it_pays(key_p[: len(q)], q, log_ratio), is_alone[:, 0]
-        return _divergence_where_it_pays(q, key_p[: len(q)], -log_ratio) * choices.temperature**2, is_alone[:, 0]
+            rows, ctx.small = _divergence_where_it_pays(key_p[: len(q)], q, log_ratio)
+        else:
+            rows, ctx.small = _divergence_where_it_pays(q, key_p[: len(q)], -log_ratio)
+            rows *= choices.temperature**2
+        return rows, is_alone[:, 0]
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -159,13 +167,13 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     upstream = upstream[:, None].masked_fill(is_alone, 0)
     p = key_p[:num_rows]
     if ctx.choices.variant == "paper":
-        flow = upstream * _difference(p, q, log_ratio)
+        flow = upstream * _difference(p, q, log_ratio, ctx.small)
         own = upstream * p * log_ratio
         own.addcmul_(p, own.sum(dim=1, keepdim=True), value=-1)
     else:
         upstream = upstream * temperature**2
         flow = -upstream * q * log_ratio
-        own = -upstream * _difference(p, q, log_ratio)
+        own = -upstream * _difference(p, q, log_ratio, ctx.small)
     if ctx.is_exact:
         grad_log_p, grad_log_weights = _shares(flow, weights, positions, *ctx.logarithms)
         grad_log_p = grad_log_p[:num_receivers]
