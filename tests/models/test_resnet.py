@@ -1,0 +1,165 @@
+"""Residual networks against their published sizes and an oracle that reads the state dict only."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import avg_pool2d, batch_norm, conv2d, linear, max_pool2d, relu
+from torch.testing import assert_close
+
+from nearsay.models import PreActResNet18, ResNet
+from nearsay.models.resnet import BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("backbone", "num_classes", "expected"),
+    [
+        (ResNet(), 10, 11_173_962),
+        (ResNet(depth=34), 10, 21_282_122),
+        (ResNet(small_images=False), 1000, 11_689_512),
+        (ResNet(depth=50, small_images=False), 1000, 25_557_032),
+        # 11 171 146 is said of this network where the first convolution has no normalization (2 · 64 parameters)
+        (PreActResNet18(), 10, 11_171_146 + 2 * 64),
+        # five more shortcuts than usual: 64→64 twice, 128→128, 256→256, 512→512, each with a normalization
+        (ResNet(projection="all"), 10, 11_173_962 + 2 * 64**2 + 128**2 + 256**2 + 512**2 + 2 * (2 * 64 + 896)),
+    ],
+    ids=repr,
+)
+def test_number_of_parameters_is_the_published_one(backbone, num_classes, expected):
+    assert sum(parameter.numel() for parameter in backbone.build(num_classes).parameters()) == expected
+
+
+def randomized(backbone, num_classes=5):
+    """A network in which no weight, gamma or average is where it started."""
+    network = backbone.build(num_classes).double().eval()
+    generator = torch.Generator().manual_seed(7)
+    for name, value in network.state_dict().items():
+        if value.is_floating_point() and value.ndim == 1:
+            noise = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+            value.copy_(noise + 0.5 if "var" in name or "weight" in name else noise - 0.5)
+    return network
+
+
+def make_oracle(state):
+    """conv(name), norm(name) and has(name) on tensors alone."""
+
+    def conv(name, inputs, stride=1):
+        weight = state[f"{name}.weight"]
+        return conv2d(inputs, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+    def norm(name, inputs):
+        parts = (state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return batch_norm(inputs, *parts)
+
+    return conv, norm
+
+
+def expected_outputs(backbone, state, images):
+    conv, norm = make_oracle(state)
+    is_preact = isinstance(backbone, PreActResNet18)
+    depth = 18 if is_preact else backbone.depth
+    is_small = is_preact or backbone.small_images
+    hidden = relu(norm("bn1", conv("conv1", images, 1 if is_small else 2)))
+    if not is_small:
+        hidden = max_pool2d(hidden, 3, 2, 1)
+    for group, number in enumerate(BLOCKS[depth], start=1):
+        for place in range(number):
+            at, stride = f"layer{group}.{place}", 2 if group > 1 and place == 0 else 1
+            if is_preact:
+                start = relu(norm(f"{at}.bn1", hidden))
+                branch = conv(f"{at}.conv1", start, stride)
+                branch = conv(f"{at}.conv2", relu(norm(f"{at}.bn2", branch)))
+                has_conv = f"{at}.downsample.weight" in state
+                hidden = branch + (conv(f"{at}.downsample", start, stride) if has_conv else start)
+                continue
+            strides = (1, stride, 1) if depth == 50 else (stride, 1)
+            branch = hidden
+            for step, own_stride in enumerate(strides, start=1):
+                branch = norm(f"{at}.bn{step}", conv(f"{at}.conv{step}", branch, own_stride))
+                branch = relu(branch) if step < len(strides) else branch
+            if f"{at}.downsample.0.weight" in state:
+                hidden = norm(f"{at}.downsample.1", conv(f"{at}.downsample.0", hidden, stride))
+            hidden = relu(branch + hidden)
+    features = avg_pool2d(hidden, hidden.shape[-1]).flatten(1)
+    return features, linear(features, state["fc.weight"], state["fc.bias"])
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        ResNet(width=4),
+        ResNet(depth=34, width=3),
+        ResNet(depth=50, width=3),
+        ResNet(width=4, small_images=False),
+        ResNet(depth=50, width=3, small_images=False),
+        ResNet(width=4, projection="all"),
+        PreActResNet18(width=4),
+    ],
+    ids=repr,
+)
+def test_network_computes_what_the_papers_say(backbone):
+    network = randomized(backbone)
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert_close(tuple(network(images)), expected_outputs(backbone, network.state_dict(), images))
+
+
+def test_names_are_those_of_torchvision_and_timm():
+    names = ResNet(depth=50, width=2, small_images=False).build(5).state_dict().keys()
+    wanted = {"conv1.weight", "bn1.running_var", "layer1.0.conv3.weight", "layer1.0.bn3.bias", "fc.weight", "fc.bias"}
+    wanted |= {"layer1.0.downsample.0.weight", "layer4.0.downsample.1.weight", "layer3.5.conv2.weight"}
+    assert wanted <= names
+    assert "layer1.1.downsample.0.weight" not in names
+    assert {name.split(".")[0] for name in names} == {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"}
+
+
+@pytest.mark.parametrize(("projection", "expected"), [("first", 3), ("all", 8)])
+def test_shortcuts_with_a_convolution(projection, expected):
+    names = ResNet(width=2, projection=projection).build(5).state_dict()
+    assert sum(name.endswith("downsample.0.weight") for name in names) == expected
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_block_that_starts_at_zero_is_its_shortcut(depth):
+    images = torch.randn(3, 3, 16, 16)
+    for is_zero in (True, False):
+        network = ResNet(depth=depth, width=2, zero_last_gamma=is_zero).build(5)
+        for layer in (network.layer1, network.layer2, network.layer3, network.layer4):
+            for block in layer:
+                places = torch.randn(3, block.conv1.in_channels, 8, 8)
+                assert torch.equal(block(places), relu(block.downsample(places))) == is_zero
+                *inner, last = (block.bn1, block.bn2) if depth == 18 else (block.bn1, block.bn2, block.bn3)
+                assert (last.weight == (0 if is_zero else 1)).all()
+                assert all((norm.weight == 1).all() for norm in inner)
+        assert network(images).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("backbone", [ResNet(), ResNet(small_images=False), PreActResNet18()], ids=repr)
+def test_convolutions_start_as_he_et_al_draw_them(backbone):
+    network = backbone.build(10)
+    for weight in (network.conv1.weight, network.layer2[0].conv1.weight, network.layer4[1].conv2.weight):
+        fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
+        assert math.isclose(weight.std().item(), math.sqrt(2 / fan_out), rel_tol=0.05)
+        assert abs(weight.mean()) < 0.1 * weight.std()
+
+
+def test_only_pre_activation_features_may_be_negative():
+    images = torch.randn(4, 3, 16, 16)
+    assert (ResNet(width=4).build(5)(images).features >= 0).all()
+    assert (PreActResNet18(width=4).build(5)(images).features < 0).any()
+
+
+def test_small_images_may_be_very_small():
+    assert ResNet(width=4).build(5)(torch.randn(4, 3, 8, 8)).features.shape == (4, 32)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"depth": 101}, "depth is 101; it must be one of 18, 34, 50"),
+        ({"projection": "none"}, 'projection is \'none\'; it must be "first" or "all"'),
+        ({"width": 0}, "width is 0; it must be at least 1"),
+    ],
+)
+def test_impossible_choices_are_refused(choices, message):
+    with pytest.raises(ValueError, match=message):
+        ResNet(**choices)
