@@ -47,7 +47,7 @@ DOORS = {  # a star stands for any ending, a slash for every file of a folder
     "torch.distributed": ["dist.py"],
     "typer": ["cli.py", "progress.py"],
     "rich": ["cli.py", "progress.py"],
-    "scipy": ["augment.py"],
+    "scipy": ["augment/mixup.py"],
 }
 
 MOST_LINES = 400

@@ -1,4 +1,4 @@
-"""Transforms of whole batches, on the device where the batch lies."""
+"""Mixup: blend each row of a batch with another, images and targets alike."""
 
 from dataclasses import dataclass, replace
 
@@ -37,6 +37,16 @@ class Mixup:
         """
         if not batch.inputs.is_floating_point():
             raise ValueError(f"inputs of {batch.inputs.dtype} cannot be blended; make them floating point before mixup")
+        if not batch.targets.is_floating_point() or batch.targets.ndim != 2:
+            raise ValueError(
+                f"targets {tuple(batch.targets.shape)} of {batch.targets.dtype} cannot be blended; make them (B, C) "
+                "distributions with nearsay.one_hot"
+            )
+        if not len(batch.inputs) == len(batch.targets) == len(batch.indices) > 0:
+            raise ValueError(
+                f"{len(batch.inputs)} inputs, {len(batch.targets)} targets and {len(batch.indices)} indices must be as "
+                "many, and at least one"
+            )
         if batch.mix is not None:
             raise ValueError("this batch was mixed before, and `mix` can tell of one mixup only; apply it once")
         num_rows, views = len(batch.indices), batch.views

@@ -7,7 +7,7 @@ from scipy.special import betainc
 from scipy.stats import beta, chi2, kstest
 from torch.testing import assert_close
 
-from nearsay.augment import _CELLS, Mixup, _quantiles, _smaller_shares
+from nearsay.augment.mixup import _CELLS, Mixup, _quantiles, _smaller_shares
 from nearsay.core import Batch, Mix, Outputs, one_hot
 
 CPU = torch.device("cpu")
@@ -245,3 +245,15 @@ def test_batches_that_cannot_be_mixed_are_refused():
         Mixup()(mixed, seed=0, epoch=0)
     with pytest.raises(ValueError, match="3 rows cannot be 2 views"):
         Mixup()(replace(batch, views=2), seed=0, epoch=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"targets": torch.tensor([0, 1])}, r"targets \(2,\) of torch.int64 cannot be blended"),
+        ({"indices": torch.tensor([0])}, "2 inputs, 2 targets and 1 indices"),
+    ],
+)
+def test_batches_that_cannot_be_blended_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        Mixup()(replace(batch_of([0, 1]), **change), seed=0, epoch=0)
