@@ -1,0 +1,235 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from nearsay import tables
+from nearsay.datasets.embeddings import Embeddings
+
+FEATURES = np.arange(12, dtype=np.float32).reshape(6, 2) / 7
+NUMBERS = np.array([0, 2, 1, -1, 2, 0])
+NAMES = np.array(["cat", "yak", "dog", "", "yak", "cat"])
+SPLIT = np.array(["train", "test", "train", "train", "validation", "test"])
+
+
+def npz(folder, **arrays):
+    path = folder / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def refusal(path, labels=None, split="train"):
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        Embeddings(path=path, labels=labels).open(split)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("features", ["features", "embeddings", "embedding", "x", "X"])
+@pytest.mark.parametrize("labels", ["labels", "label", "y"])
+def test_an_npz_by_any_of_the_names(tmp_path, features, labels):
+    inputs, found = Embeddings(path=npz(tmp_path, **{features: FEATURES, labels: NUMBERS})).open("train")
+    assert torch.equal(inputs, torch.from_numpy(FEATURES))
+    assert found.given.tolist() == NUMBERS.tolist()
+    assert found.clean is None
+    assert found.classes == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("kind", ["<f2", ">f4", "<f8", ">f8", "i1", "<i8", ">u2", "?"])
+def test_every_kind_of_number_becomes_float32(tmp_path, kind):
+    values = FEATURES.round().astype(kind)
+    inputs = Embeddings(path=npz(tmp_path, x=np.asfortranarray(values), y=NUMBERS)).open("train").inputs
+    assert inputs.dtype == torch.float32
+    assert inputs.is_contiguous()
+    assert_close(inputs, torch.from_numpy(values.astype(np.float32)))
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_names_are_sorted_and_empty_ones_are_unlabeled(tmp_path, kind):
+    labels = Embeddings(path=npz(tmp_path, x=FEATURES, y=NAMES.astype(kind))).open("train").labels
+    assert labels.classes == ("cat", "dog", "yak")
+    assert labels.given.tolist() == [0, 2, 1, -1, 2, 0]
+
+
+def test_given_classes_keep_their_order_and_need_not_occur(tmp_path):
+    classes = np.array(["yak", "owl", "dog", "cat"])
+    labels = Embeddings(path=npz(tmp_path, x=FEATURES, y=NAMES, classes=classes)).open("train").labels
+    assert labels.classes == ("yak", "owl", "dog", "cat")
+    assert labels.given.tolist() == [3, 0, 2, -1, 0, 3]
+    labels = Embeddings(path=npz(tmp_path, x=FEATURES, y=NUMBERS, classes=classes)).open("train").labels
+    assert (labels.given.tolist(), labels.classes) == (NUMBERS.tolist(), ("yak", "owl", "dog", "cat"))
+
+
+def test_a_name_that_only_clean_labels_know_is_outside_the_vocabulary(tmp_path):
+    clean = np.array(["cat", "emu", "dog", "emu", "", "cat"])
+    labels = Embeddings(path=npz(tmp_path, x=FEATURES, y=NAMES, clean=clean)).open("train").labels
+    assert labels.classes == ("cat", "dog", "yak")
+    assert labels.given.tolist() == [0, 2, 1, -1, 2, 0]
+    assert labels.clean.tolist() == [0, -1, 1, -1, -1, 0]
+
+
+def test_splits_are_rows_and_test_labels_are_clean(tmp_path):
+    path = npz(tmp_path, x=FEATURES, y=NUMBERS, clean=np.array([0, 1, 1, 3, 2, 2]), split=SPLIT)
+    for split, rows, given in (("train", [0, 2, 3], [0, 1, -1]), ("validation", [4], [2]), ("test", [1, 5], [1, 2])):
+        inputs, labels = Embeddings(path=path).open(split)
+        assert torch.equal(inputs, torch.from_numpy(FEATURES[rows]))
+        assert labels.given.tolist() == given
+        assert labels.clean.tolist() == [[0, 1, 1, 3, 2, 2][row] for row in rows]
+        assert labels.classes == ("0", "1", "2", "3")  # the same in every split
+
+
+def test_validation_may_be_called_val_and_training_nothing(tmp_path):
+    path = npz(tmp_path, x=FEATURES, y=NUMBERS, split=np.array(["", "val", "train", "", "validation", "train"]))
+    assert Embeddings(path=path).open("validation").labels.given.tolist() == [2, 2]
+    assert Embeddings(path=path).open("train").labels.given.tolist() == [0, 1, -1, 0]
+
+
+def test_a_split_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    path = npz(tmp_path, x=FEATURES, y=NUMBERS)
+    assert "split='test' is not in" in (text := refusal(path, split="test"))
+    assert text.endswith("it has train, since it has no array called split")
+    path = npz(tmp_path, x=FEATURES, y=NUMBERS, split=np.where(SPLIT == "test", "train", SPLIT))
+    assert refusal(path, split="test").endswith("it has train and validation")
+    path = npz(tmp_path, x=FEATURES, y=NUMBERS, split=np.where(SPLIT == "test", "dev", SPLIT))
+    assert "row 1 of split" in (text := refusal(path))
+    assert "'dev'; it must be train, validation, test" in text
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+def test_labels_in_a_table(tmp_path, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    np.save(tmp_path / "x.npy", FEATURES)
+    cells = {"id": [*"abcdef"], "label": [*NAMES.tolist()], "clean": ["cat"] * 6, "split": SPLIT.tolist()}
+    tables.write(tmp_path / f"y.{ending}", cells)
+    inputs, labels = Embeddings(path=tmp_path / "x.npy", labels=tmp_path / f"y.{ending}").open("train")
+    assert torch.equal(inputs, torch.from_numpy(FEATURES[[0, 2, 3]]))
+    assert labels.classes == ("cat", "dog", "yak")
+    assert labels.given.tolist() == [0, 1, -1]
+    assert labels.clean.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("header", ["label\n", "y\n", "", "\ufefflabel\n"])
+def test_labels_in_one_column_of_text(tmp_path, header):
+    np.save(tmp_path / "x.npy", FEATURES)
+    (tmp_path / "y.csv").write_text(header + '0\n2\n1\n""\n2\n0\n', "utf-8")
+    labels = Embeddings(path=tmp_path / "x.npy", labels=tmp_path / "y.csv").open("train").labels
+    assert labels.given.tolist() == NUMBERS.tolist()
+    assert labels.classes == ("0", "1", "2")
+
+
+def test_labels_in_an_array_of_their_own(tmp_path):
+    np.save(tmp_path / "x.npy", FEATURES)
+    np.save(tmp_path / "y.npy", NUMBERS)
+    assert Embeddings(path=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy")).open("train").labels.given[1] == 2
+
+
+def test_a_header_of_another_name_is_one_label_too_many(tmp_path):
+    np.save(tmp_path / "x.npy", FEATURES)
+    (tmp_path / "y.csv").write_text("kind\n0\n1\n0\n1\n0\n1\n")
+    assert "labels of shape (7,) do not fit the 6 rows" in refusal(tmp_path / "x.npy", tmp_path / "y.csv")
+
+
+def test_labels_in_two_places_are_refused(tmp_path):
+    np.save(tmp_path / "y.npy", NUMBERS)
+    assert "labels are both in" in refusal(npz(tmp_path, x=FEATURES, y=NUMBERS), tmp_path / "y.npy")
+
+
+def test_a_clean_column_without_a_value_is_no_clean_column(tmp_path):
+    np.save(tmp_path / "x.npy", FEATURES)
+    (tmp_path / "y.csv").write_text("label,clean\n" + "1,\n" * 6)
+    assert Embeddings(path=tmp_path / "x.npy", labels=tmp_path / "y.csv").open("train").labels.clean is None
+
+
+def changed(row, column, value, kind=np.float32):
+    values = FEATURES.astype(kind)
+    values[row, column] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"x": changed(4, 1, np.nan), "y": NUMBERS}, "row 4 of the features"),
+        ({"x": changed(5, 0, -np.inf), "y": NUMBERS}, "holds -inf; remove it, or replace it by a finite float32"),
+        ({"x": changed(2, 0, 1e39, np.float64), "y": NUMBERS}, "holds 1e+39; remove it"),
+        ({"x": FEATURES[:, :, None], "y": NUMBERS}, "have the shape (6, 2, 1); they must be (N, D)"),
+        ({"x": FEATURES[:, 0], "y": NUMBERS}, "have the shape (6,); they must be (N, D)"),
+        ({"x": FEATURES[:0], "y": NUMBERS[:0]}, "have the shape (0, 2)"),
+        ({"x": FEATURES.astype(complex), "y": NUMBERS}, "are complex128; they must be real numbers"),
+        ({"x": FEATURES.astype(str), "y": NUMBERS}, "they must be real numbers"),
+        ({"x": FEATURES, "y": NUMBERS[:5]}, "labels of shape (5,) do not fit the 6 rows"),
+        ({"x": FEATURES, "y": NUMBERS[:, None]}, "labels of shape (6, 1) do not fit"),
+        ({"x": FEATURES, "y": NUMBERS, "clean": NUMBERS[:1]}, "clean of shape (1,) do not fit"),
+        ({"x": FEATURES, "y": NUMBERS, "split": SPLIT[:2]}, "split of shape (2,) do not fit"),
+        ({"x": FEATURES, "y": NUMBERS / 2}, "labels in"),
+        ({"x": FEATURES, "y": NUMBERS - 1}, "label -2 in"),
+        ({"x": FEATURES, "y": NUMBERS * 1000}, "label -1000 in"),
+        ({"x": FEATURES, "y": NUMBERS + 4}, "label 6 in"),
+        ({"x": FEATURES, "y": NUMBERS.clip(0).astype(np.uint64) << 63}, "must be from 0 to 5"),
+        ({"x": FEATURES, "y": NUMBERS, "classes": np.array(["a", "b"])}, "label 2 in"),
+        ({"x": FEATURES, "y": NAMES, "classes": np.array(["cat", "dog"])}, "label 'yak' in"),
+        ({"x": FEATURES, "y": NAMES, "classes": np.array(["cat", "cat"])}, "they must differ"),
+        ({"x": FEATURES, "y": NAMES, "clean": NUMBERS}, "must both be class numbers or both be names"),
+        ({"x": FEATURES, "y": NUMBERS * 0 - 1}, "no example in"),
+        ({"x": FEATURES, "y": np.array([""] * 6)}, "no example in"),
+        ({"x": FEATURES}, "has no labels; name an array labels or label or y, or give labels"),
+        ({"y": NUMBERS}, "has no features; name an array features or embeddings"),
+        ({"x": FEATURES, "X": FEATURES, "y": NUMBERS}, "mean the same"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, arrays, complaint):
+    text = refusal(npz(tmp_path, **arrays))
+    assert complaint in text
+    assert "data.npz" in text
+
+
+class Hostile:
+    def __init__(self, sentinel):
+        self.sentinel = sentinel
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.sentinel),)
+
+
+def test_no_pickle_is_ever_opened(tmp_path):
+    sentinel = tmp_path / "ran"
+    objects = np.array([Hostile(sentinel)] * 6, dtype=object)
+    np.savez(tmp_path / "labels.npz", x=FEATURES, y=objects)
+    np.savez(tmp_path / "features.npz", x=objects[:, None], y=NUMBERS)
+    np.save(tmp_path / "objects.npy", objects[:, None])
+    (tmp_path / "plain.npz").write_bytes(pickle.dumps(Hostile(sentinel)))
+    (tmp_path / "plain.npy").write_bytes(pickle.dumps(Hostile(sentinel)))
+    np.save(tmp_path / "x.npy", FEATURES)
+    for name in ("labels.npz", "features.npz", "objects.npy", "plain.npz", "plain.npy"):
+        assert f"{name} is not read: " in refusal(tmp_path / name)
+        assert f"{name} is not read: " in refusal(tmp_path / "x.npy", tmp_path / name)
+    assert not sentinel.exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
+def test_damaged_files_are_refused(tmp_path, share):
+    path = npz(tmp_path, x=FEATURES, y=NUMBERS)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert "data.npz is not read: " in refusal(path)
+
+
+@pytest.mark.parametrize("rows", [10**6, 10**17])
+def test_a_header_that_promises_more_than_there_is_costs_nothing(tmp_path, rows):
+    path = tmp_path / "x.npy"
+    with path.open("wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (rows, 2)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(80))
+    assert "x.npy is not read: " in refusal(path)
+
+
+def test_a_missing_file_or_folder_is_refused(tmp_path):
+    assert f"there is no file {tmp_path / 'x.npz'} with features" in refusal(tmp_path / "x.npz")
+    assert "there is no file" in refusal(tmp_path)
+    np.save(tmp_path / "x.npy", FEATURES)
+    assert "y.npy with labels" in refusal(tmp_path / "x.npy", tmp_path / "y.npy")
