@@ -174,9 +174,10 @@ def test_links_out_of_the_root_are_refused(tmp_path):
 
 
 def test_the_root_itself_may_be_a_link(tmp_path):
-    make(tmp_path, "root/cat/a.jpg")
+    make(tmp_path, "root/cat/a.jpg", "root/.store/b.jpg")
     (tmp_path / "link").symlink_to("root")
-    assert listing(Folder(path=tmp_path / "link"))[0] == {"cat/a.jpg": 0}
+    (tmp_path / "root/cat/b.jpg").symlink_to("../.store/b.jpg")
+    assert listing(Folder(path=tmp_path / "link"))[0] == {"cat/a.jpg": 0, "cat/b.jpg": 0}
 
 
 def test_links_inside_the_root_do_not_count_twice(tmp_path):
