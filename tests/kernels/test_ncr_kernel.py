@@ -105,6 +105,18 @@ def test_a_row_without_neighbors_stays_finite_through_logarithms():
         assert result.isfinite().all()
 
 
+def test_differences_of_nearly_equal_distributions_keep_their_digits():
+    generator = torch.Generator().manual_seed(0)
+    p = torch.randn(50, 8, generator=generator, dtype=torch.float64).softmax(dim=1)
+    log_ratio = 1e-4 * torch.randn(50, 8, generator=generator, dtype=torch.float64)
+    log_ratio[0] = torch.linspace(-90, 90, 8)  # and those of very different ones do not overflow
+    q = p * torch.exp(-log_ratio.clamp(min=-1))
+    for small in (None, torch.arange(1, 50)):
+        difference = kernel._difference(p.float(), q.float(), log_ratio.float(), small)
+        assert difference.isfinite().all()
+        assert_close(difference[1:].double(), (q - p)[1:], rtol=1e-5, atol=0)
+
+
 class Largest(TorchDispatchMode):
     """Remembers the largest tensor that any operation makes."""
 
