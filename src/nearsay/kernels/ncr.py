@@ -69,7 +69,9 @@ def _triton_function() -> Any:
 def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
     """Nothing inside is cast down, wherever autocast exists."""
     device = tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
