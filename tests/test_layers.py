@@ -16,11 +16,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "nearsay"
 FACE = "__init__.py"
 
 FLOORS = [  # from the top; a module imports only from floors below its own
+    ["__main__"],  # nothing but a call of cli
     ["cli"],  # 8
     ["reproduce", "commands", "adapters"],  # 7
-    ["sweep", "export", "report", "review", "estimator"],  # 6
+    ["sweep", "export", "report", "review", "estimator", "progress"],  # 6
     ["train"],  # 5
-    ["predict", "step", "run", "config"],  # 4
+    ["trained"],  # 4b
+    ["predict", "step", "run", "config", "splits", "host", "outcome", "display"],  # 4a
     ["recipes"],  # 3b
     ["loading", "experiment"],  # 3a
     ["auditing"],  # 2b
@@ -158,8 +160,8 @@ def test_every_room_has_one_floor():
     assert len(rooms) == len(set(rooms))
 
 
-def test_every_door_is_a_room_or_the_progress_display():
-    assert {room_of(door) for doors in DOORS.values() for door in doors} - HEIGHT.keys() == {"progress"}
+def test_every_door_is_a_room():
+    assert {room_of(door) for doors in DOORS.values() for door in doors} <= HEIGHT.keys()
 
 
 @pytest.mark.parametrize(

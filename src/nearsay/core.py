@@ -74,11 +74,15 @@ class Split(NamedTuple):
     labels: Labels
 
 
+class NoSplit(ValueError):
+    """A data set has no part of that name."""
+
+
 class Dataset(Protocol):
     """Where examples come from."""
 
     def open(self, split: str) -> Split:
-        """The split "train", "validation" or "test"; ValueError if there is none of that name."""
+        """The split "train", "validation" or "test"; NoSplit if there is none of that name."""
         ...
 
 

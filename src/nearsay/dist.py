@@ -3,12 +3,55 @@
 All processes call them in the same order with tensors of equal shapes: pad batches instead of shortening them.
 """
 
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_ATTEMPTS = 5  # to meet the others: gloo often fails to reconnect right after a restart
+
+
+class ProcessError(RuntimeError):
+    """Another process died, hung or could not be met."""
+
+    code = 70
+
+
+@contextmanager
+def joined(device: torch.device, timeout: float) -> Iterator[None]:
+    """Work with the other processes that torchrun started, if it did; waits at most `timeout` seconds for them."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
+        yield
+        return
+    _meet("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout))
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_of_others(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ProcessError(
+            f"process {rank()} lost the others ({reason}); start them again, and the run goes on from its checkpoint"
+        ) from error
+    finally:
+        distributed.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Which of the processes on this machine this is, from 0: the number of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def env_rank() -> int:
+    """Which of all processes this is, known before they have met."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def num_processes() -> int:
@@ -28,6 +71,39 @@ def total(tensor: Tensor) -> Tensor:
     summed = tensor.detach().clone()
     distributed.all_reduce(summed)
     return summed
+
+
+def average_(tensors: Iterable[Tensor]) -> None:
+    """In place the mean over processes, all tensors in one message."""
+    if num_processes() == 1:
+        return
+    tensors = list(tensors)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    distributed.all_reduce(flat)
+    flat /= num_processes()
+    for tensor, piece in zip(tensors, flat.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(piece.view_as(tensor))
+
+
+def broadcast_(tensors: Iterable[Tensor]) -> None:
+    """In place what the first process has."""
+    if num_processes() > 1:
+        for tensor in tensors:
+            distributed.broadcast(tensor, src=0)
+
+
+def share(value: str, device: torch.device) -> str:
+    """The text of the first process, on all of them."""
+    if num_processes() == 1:
+        return value
+    content = value.encode()
+    size = torch.tensor(len(content), device=device)
+    broadcast_([size])
+    buffer = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if rank() == 0:
+        buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else buffer)
+    broadcast_([buffer])
+    return bytes(buffer.tolist()).decode()
 
 
 def gather(tensor: Tensor) -> Tensor:
@@ -68,3 +144,25 @@ class _Gather(torch.autograd.Function):
         summed = gradient.contiguous().clone()
         distributed.all_reduce(summed)
         return summed.chunk(num_processes())[rank()]
+
+
+def _meet(backend: str, timeout: timedelta) -> None:
+    """Join the group; several times, as the port of a group that has just died may still be taken."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            distributed.init_process_group(backend, timeout=timeout)
+            return
+        except (RuntimeError, ValueError, OSError) as error:
+            if attempt == _ATTEMPTS:
+                where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                raise ProcessError(
+                    f"process {os.environ.get('RANK')} cannot meet the others at {where} ({error}); check that all "
+                    f"{os.environ.get('WORLD_SIZE')} of them run and reach each other"
+                ) from error
+            time.sleep(attempt)
+
+
+def _is_of_others(error: RuntimeError) -> bool:
+    """Whether a collective failed, rather than something of this process."""
+    words = ("gloo", "nccl", "connection", "timed out", "process group", "peer")
+    return any(word in str(error).lower() for word in words)

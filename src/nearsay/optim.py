@@ -192,10 +192,30 @@ def step_if_(optimizer: Optimizer, is_finite: Tensor) -> None:
 
 
 @torch.no_grad()
+def snapshot(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copies for `keep_old_`, in a few kernels however many there are."""
+    tensors = list(tensors)
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if tensors:
+        torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+@torch.no_grad()
 def keep_old_(tensors: Iterable[Tensor], old: Iterable[Tensor], is_finite: Tensor) -> None:
     """Put the old values back, bit for bit, unless the 0-d bool is true: for buffers, averages and memory."""
+    kinds: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for tensor, before in zip(tensors, old, strict=True):
-        torch.where(is_finite, tensor, before, out=tensor)
+        kinds.setdefault(tensor.element_size(), []).append((tensor, before))
+    for size, pairs in kinds.items():
+        # Bits as whole numbers, which wrap around: old + 1 · (new − old) and old + 0 · (new − old) are exact, even
+        # where new is NaN, and take a few kernels for all tensors, while torch.where would take one for each.
+        whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+        new_bits, old_bits = ([each.view(whole) for each in side] for side in zip(*pairs, strict=True))
+        changes = torch._foreach_sub(new_bits, old_bits)
+        torch._foreach_mul_(changes, is_finite.to(whole))
+        torch._foreach_add_(changes, old_bits)
+        torch._foreach_copy_(new_bits, changes)
 
 
 def averaged_copy(module: Module) -> Module:

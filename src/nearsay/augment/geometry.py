@@ -124,7 +124,7 @@ class RandomResizedCrop:
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """Images (B, 3, size, size) of the same dtype."""
         heights, widths = (torch.full_like(draws[:, 0], length, dtype=torch.int64) for length in images.shape[2:])
-        box = _box(heights, widths, draws, self.area, self.ratio)
+        box = place_box(heights, widths, draws, self.area, self.ratio)
         centers = torch.arange(self.size, device=images.device) + 0.5
         y, x = (
             (start + centers * (length / self.size)).maximum(start + 0.5).minimum(start + length - 0.5)  # stay inside
@@ -165,7 +165,7 @@ def draw_box(
     _check_box_law(area, ratio)
     draws = make_draws(2 * _ATTEMPTS + 2, indices, seed=seed, epoch=epoch, view=view)
     height, width = (size if isinstance(size, Tensor) else torch.full_like(indices, size) for size in (height, width))
-    return _box(height, width, draws, area, ratio)
+    return place_box(height, width, draws, area, ratio)
 
 
 def warp(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -180,7 +180,9 @@ def warp(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return (warped if images.is_floating_point() else warped.round()).to(images.dtype)
 
 
-def _box(height: Tensor, width: Tensor, draws: Tensor, area: tuple[float, float], ratio: tuple[float, float]) -> Box:
+def place_box(
+    height: Tensor, width: Tensor, draws: Tensor, area: tuple[float, float], ratio: tuple[float, float]
+) -> Box:
     """The first attempt that lies inside the image, else the middle; `draws` are (..., 2 · attempts + 2)."""
     attempts = draws[..., : 2 * _ATTEMPTS].double()
     shares, shapes = attempts[..., ::2], attempts[..., 1::2]  # (..., attempts)

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearsay.core import Labels, Split
+from nearsay.core import Labels, NoSplit, Split
 
 _LARGEST_FILE = 256 * 2**20  # bytes; the largest original has 170 million
 _LARGEST_LABELS = 64 * 2**20  # bytes of CIFAR-N labels, unpacked; the public files have 3 million
@@ -199,7 +199,7 @@ def _unpack(archive: Path, original: _Original) -> None:
 def _open(name: str, path: str | Path, split: str, labels: str | Path | None, column: str | None) -> Split:
     original = ORIGINALS[name]
     if split not in original.splits:
-        raise ValueError(f"split={split!r} is not in {original.title}; it has {' and '.join(original.splits)}")
+        raise NoSplit(f"split={split!r} is not in {original.title}; it has {' and '.join(original.splits)}")
     chosen = _column(name, labels, column)
     folder = _find(name, Path(path).expanduser())
     labels_key, names_key = original.keys
@@ -223,7 +223,7 @@ def _find(name: str, path: Path) -> Path:
             return folder
     raise ValueError(
         f"{original.title} is not in {path}: there is no {original.folder}/{original.meta} and no {original.meta}; "
-        f"unpack {original.address} there, or call nearsay.datasets.cifar.fetch({name!r}, {str(path)!r})"
+        f"unpack {original.address} there, or run nearsay data get {name} --to {path}"
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from nearsay import seeds
-from nearsay.core import Labels, Split
+from nearsay.core import Labels, NoSplit, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Digits:
     def open(self, split: str) -> Split:
         """The split "train" or "test": uint8 images (N, 3, 8, 8) with values from 0 to 240, and labels all clean."""
         if split not in ("train", "test"):
-            raise ValueError(f"split={split!r} is not in the digits; it has train and test")
+            raise NoSplit(f"split={split!r} is not in the digits; it has train and test")
         from sklearn.datasets import load_digits  # noqa: PLC0415  # a second, which only this data set should cost
 
         images, numbers = load_digits(return_X_y=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsay import tables
-from nearsay.core import Labels, Split
+from nearsay.core import Labels, NoSplit, Split
 
 _Array = NDArray[Any]
 _NAMES = {  # what an array may be called, whatever the case
@@ -192,7 +192,7 @@ def _rows(splits: _Array | None, split: str, path: Path) -> Tensor | None:
             )
     parts = [_SPLITS[word] for word in words]
     if split not in parts:
-        raise ValueError(
+        raise NoSplit(
             f"split={split!r} is not in {path}; it has {' and '.join(sorted(set(parts)))}"
             + (", since it has no array called split" if splits is None else "")
         )

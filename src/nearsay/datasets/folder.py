@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearsay import seeds
-from nearsay.core import Files, Labels, Split
+from nearsay.core import Files, Labels, NoSplit, Split
 from nearsay.datasets.images import is_image
 
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
@@ -57,7 +57,7 @@ class Folder:
         is_drawn = self.validation is not None and "train" in folders and "validation" not in folders
         known = [*folders, *(["validation"] if is_drawn else [])]
         if split not in known:
-            raise ValueError(f"split={split!r} is not in {root}; it has {' and '.join(known)}")
+            raise NoSplit(f"split={split!r} is not in {root}; it has {' and '.join(known)}")
         is_drawn = is_drawn and split in ("train", "validation")
         classes = _classes(reader, folders)
         reader.num_skipped = 0

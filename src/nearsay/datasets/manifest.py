@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nearsay import tables
-from nearsay.core import Files, Labels, Split
+from nearsay.core import Files, Labels, NoSplit, Split
 from nearsay.tables import Problems, Table
 
 SPLITS = {None: "train", "train": "train", "val": "validation", "validation": "validation", "test": "test"}
@@ -63,7 +63,7 @@ class Manifest:
         problems.raise_any()
         if not names:
             known = [each for each in dict.fromkeys(SPLITS.values()) if each in splits]
-            raise ValueError(f"split={split!r} is not in {table.path}; it has {' and '.join(known) or 'no rows'}")
+            raise NoSplit(f"split={split!r} is not in {table.path}; it has {' and '.join(known) or 'no rows'}")
         numbers: dict[str | None, int] = {name: number for number, name in enumerate(classes)}
         given = _numbers(compress(table.columns["label"], chosen), numbers)
         labels = Labels(given=given, clean=None if clean is None else _numbers(clean, numbers), classes=classes)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nearsay import seeds
-from nearsay.core import Labels, Split
+from nearsay.core import Labels, NoSplit, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Toy:
         """The split "train" or "test": float32 features (N, D), and labels that are all clean."""
         counts = {"train": self.num_train, "test": self.num_test}
         if split not in counts:
-            raise ValueError(f"split={split!r} is not in the toy data; it has {' and '.join(counts)}")
+            raise NoSplit(f"split={split!r} is not in the toy data; it has {' and '.join(counts)}")
         clean = torch.arange(counts[split]) % self.num_classes
         centers = self.distance * functional.normalize(self._normal("toy centers", self.num_classes))
         features = centers[clean] + self._normal(f"toy {split}", len(clean))

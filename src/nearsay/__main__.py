@@ -1,0 +1,7 @@
+"""`python -m nearsay`, the same as the command `nearsay`."""
+
+import sys
+
+from nearsay.cli import main
+
+sys.exit(main())

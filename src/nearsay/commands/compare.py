@@ -1,0 +1,125 @@
+"""Finished runs side by side, with means over seeds; and the demonstration, which is such a comparison."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nearsay import config
+from nearsay.display import Display
+from nearsay.progress import percent
+from nearsay.report.folders import FinishedRun, read_run
+from nearsay.report.groups import Spread, group_runs, spread
+from nearsay.train import train
+
+DEMO_TITLE = "Digits, 40 % of the labels drawn at random"
+DEMO_METHODS = ("standard", "ncr")
+DEMO_SEEDS = (0, 1, 2)
+ACCURACIES = ("final", "best", "last_10")
+
+
+class Group(NamedTuple):
+    """Runs that differ in nothing but seeds."""
+
+    name: str
+    rows: list[dict[str, Any]]  # one for each run
+    means: dict[str, Spread | None]  # by the names of the accuracies
+
+
+class Demonstrated(NamedTuple):
+    """One run of the demonstration."""
+
+    number: int  # from 1
+    total: int
+    method: str
+    seed: int
+    folder: Path
+    result: dict[str, Any]
+
+
+def compare(folders: Sequence[Path], *, split: str = "test") -> list[Group]:
+    """The runs by what they have in common; ValueError if one is not finished or knows nothing of the split."""
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    for run in runs:
+        if run.number("accuracy", split, "final") is None:
+            known = " and ".join(run.result.get("accuracy") or ()) or "none"
+            raise ValueError(f"{run.path} has no accuracy on split={split!r}; it has {known}")
+    return [
+        Group(
+            group.name,
+            [_row(run, split) for run in group.runs],
+            {name: group.spread("accuracy", split, name) for name in ACCURACIES},
+        )
+        for group in group_runs(runs)
+    ]
+
+
+def _row(run: FinishedRun, split: str) -> dict[str, Any]:
+    objective = run.settings.get("objective")
+    kind = objective.get("kind") if isinstance(objective, dict) else None
+    return {
+        "run": str(run.path),
+        "recipe": run.recipe,
+        "method": run.arguments.get("method") or kind,
+        "noise": run.number("labels", "effective_rate"),
+        "seed": run.seed,
+        **{name: run.number("accuracy", split, name) for name in ACCURACIES},
+        "seconds": run.number("seconds"),
+        "images_per_second": run.number("images_per_second"),
+    }
+
+
+def as_tree(group: Group) -> dict[str, Any]:
+    """A group as JSON."""
+    means = {name: each._asdict() if each else None for name, each in group.means.items()}
+    return {"name": group.name, "means": means, "runs": group.rows}
+
+
+def comparison_cells(groups: Sequence[Group], split: str) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of a table: every run, and after those of a group their means."""
+    headers = ["method", "recipe", "noise", "seed", f"{split}, final", "best", "last 10", "seconds", "images/s"]
+    rows = []
+    for group in groups:
+        for row in group.rows:
+            speed = ["-" if row[name] is None else f"{row[name]:,.0f}" for name in ("seconds", "images_per_second")]
+            first = [str(row["method"]), row["recipe"], percent(row["noise"]), str(row["seed"])]
+            rows.append([*first, *(percent(row[name]) for name in ACCURACIES), *speed])
+        if len(group.rows) > 1:
+            means = [each.text(scale=100) if each else "-" for each in group.means.values()]
+            rows.append([f"{group.name}: mean ± std", "", "", f"n={len(group.rows)}", *means, "", ""])
+    return headers, rows
+
+
+def demo_cells(runs: Sequence[Demonstrated]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of a table: every seed, then mean and deviation; the gain; and confidence in labels."""
+    seeds = sorted({each.seed for each in runs})
+    results = {(each.method, each.seed): each.result for each in runs}
+    plain, better = DEMO_METHODS
+    finals = {method: [results[method, seed]["accuracy"]["test"]["final"] for seed in seeds] for method in DEMO_METHODS}
+    rows = [[method, *map(percent, finals[method]), _mean(finals[method])] for method in DEMO_METHODS]
+    gains = [after - before for before, after in zip(finals[plain], finals[better], strict=True)]
+    rows.append([f"{better} above {plain}, points", *(f"{100 * gain:+.1f}" for gain in gains), _mean(gains)])
+    for kind in ("right", "wrong"):
+        for method in DEMO_METHODS:
+            values = [results[method, seed]["confidence"][kind] for seed in seeds]
+            rows.append([f"confidence in {kind} labels, {method}", *map(percent, values), _mean(values)])
+    return ["test accuracy after the last epoch", *(f"seed {seed}" for seed in seeds), "mean ± std"], rows
+
+
+def _mean(shares: Sequence[float]) -> str:
+    found = spread(shares)
+    return "-" if found is None else found.text(scale=100)
+
+
+def demonstrate(
+    folder: Path, *, display: Display | None = None, arguments: Sequence[str] = ()
+) -> Iterator[Demonstrated]:
+    """Train on digits with 40 % of the labels drawn at random, by cross-entropy and by NCR, three seeds each.
+
+    What is finished in the folder is not done again. `arguments` are more of the recipe's.
+    """
+    pairs = [(method, seed) for seed in DEMO_SEEDS for method in DEMO_METHODS]
+    for number, (method, seed) in enumerate(pairs, start=1):
+        call = config.call_recipe("digits", ["noise=0.4", f"method={method}", f"seed={seed}", *arguments])
+        target = folder / f"{method}-seed={seed}"
+        result = train(call.experiment, target, origin=call.origin, display=display)
+        yield Demonstrated(number, len(pairs), method, seed, target, result)

@@ -1,0 +1,152 @@
+"""How right and how sure a finished run is, mostly from the predictions that it has kept."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from nearsay import config, metrics
+from nearsay.core import Dataset, Labels, NoSplit, Predictions, Split
+from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
+from nearsay.experiment import Experiment
+from nearsay.progress import percent
+from nearsay.run import BAD_DATA, RunError
+from nearsay.splits import open_splits
+from nearsay.trained import predict_run, read_labels, read_origin
+
+
+def evaluate(
+    folder: Path, *, split: str | None = None, data: Path | None = None, device: str = "auto"
+) -> dict[str, Any]:
+    """Accuracy and calibration on a split, by default test; and how well wrong labels of train are found.
+
+    Predictions that the run has kept are used; another split, or data in another place, costs one pass. Numbers that
+    mean nothing are None.
+    """
+    experiment = config.from_origin(read_origin(folder)).experiment
+    recorded = read_labels(folder)
+    if data is None:
+        split = split or "test"
+        predictions, labels = _kept(folder, experiment, split, recorded, device)
+    else:
+        split, (inputs, labels) = _open_first(_dataset_at(data, experiment.data), split)
+        predictions = predict_run(folder, inputs, device=device).predictions
+        labels = _renumbered(labels, recorded.classes, data)
+    labels = metrics.aligned(labels, predictions)
+    truth = labels.given if labels.clean is None else labels.clean
+    logits = predictions.logits
+    report: dict[str, Any] = {
+        "split": split,
+        "num_examples": int((truth >= 0).sum()),
+        "accuracy": metrics.accuracy(logits, truth),
+        "balanced_accuracy": metrics.class_accuracy(logits, truth).mean,
+        "top_5_accuracy": metrics.top_k_accuracy(logits, truth, k=5) if logits.shape[1] > 5 else None,
+        "nll": metrics.nll(logits, truth),
+        "calibration_error": metrics.calibration_error(logits, truth),
+        "detection": None if data is not None else _detection(folder, recorded),
+    }
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in report.items()}
+
+
+def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of a table of what `evaluate` has found."""
+    shares = ("accuracy", "balanced_accuracy", "top_5_accuracy", "calibration_error")
+    rows = [[name.replace("_", " "), percent(report[name])] for name in shares if report[name] is not None]
+    if report["nll"] is not None:
+        rows.append(["negative log-likelihood", f"{report['nll']:.4f}"])
+    if report["detection"] is not None:
+        rows.append(["wrong labels of train found, AUROC", percent(report["detection"]["auroc"])])
+        rows.append(["the same, average precision", percent(report["detection"]["average_precision"])])
+    return ["", f"{report['split']} ({report['num_examples']:,} examples)"], rows
+
+
+def _kept(
+    folder: Path, experiment: Experiment, split: str, recorded: Labels, device: str
+) -> tuple[Predictions, Labels]:
+    """What a run has predicted for a split, or predicts now, and the labels that count."""
+    path = folder / "predictions" / f"{split}.safetensors"
+    if split == "train":
+        if path.is_file():
+            return _trained_on(folder, _read_predictions(path)), recorded
+        predicted = predict_run(folder, open_splits(experiment).inputs, device=device)
+        return _trained_on(folder, predicted.predictions), recorded
+    judged = {each.name: each for each in open_splits(experiment).judged}
+    if split not in judged:
+        known = " and ".join(["train", *judged])
+        raise NoSplit(f"split={split!r} is not in the data of {folder}; it has {known}")
+    labels = Labels(given=judged[split].truth, clean=None, classes=recorded.classes)
+    if path.is_file():
+        return _read_predictions(path), labels
+    return predict_run(folder, judged[split].inputs, device=device).predictions, labels
+
+
+def _read_predictions(path: Path) -> Predictions:
+    try:
+        tensors = safetensors.torch.load_file(path)
+        return Predictions(tensors["features"], tensors["logits"], tensors["indices"])
+    except (safetensors.SafetensorError, KeyError) as error:
+        raise RunError(f"{path} is damaged ({error}); remove it, and it is computed again", BAD_DATA) from error
+
+
+def _trained_on(folder: Path, predictions: Predictions) -> Predictions:
+    """The rows of examples that were trained on, without those that were held out."""
+    with np.load(folder / "labels.npz", allow_pickle=False) as arrays:
+        rows = torch.isin(predictions.indices, torch.from_numpy(arrays["train"]))
+    return Predictions(*(part[rows] for part in predictions))
+
+
+def _detection(folder: Path, labels: Labels) -> dict[str, float] | None:
+    """How well low confidence in a label of train tells that it is wrong; None where that is unknown."""
+    path = folder / "predictions" / "train.safetensors"
+    if labels.clean is None or not path.is_file():
+        return None
+    predictions = _trained_on(folder, _read_predictions(path))
+    labels = metrics.aligned(labels, predictions)
+    assert labels.clean is not None
+    is_wrong = labels.given != labels.clean
+    if not is_wrong.any() or is_wrong.all():
+        return None
+    scores = metrics.confidence(predictions.logits, labels.given)
+    return {
+        "auroc": metrics.detection_auroc(scores, is_wrong),
+        "average_precision": metrics.average_precision(scores, is_wrong),
+    }
+
+
+def _dataset_at(path: Path, like: Dataset) -> Dataset:
+    """The data at a path, by what it looks like; `like` is what the run was trained on."""
+    if path.suffix.lower() in (".npy", ".npz"):
+        return Embeddings(path=path)
+    if path.is_file():
+        return Manifest(path=path)
+    if isinstance(like, Cifar10 | Cifar100) and (any(path.glob("*meta")) or any(path.glob("cifar*/*meta"))):
+        return replace(like, path=path, labels=None, column=None)
+    return Folder(path=path)
+
+
+def _open_first(data: Dataset, split: str | None) -> tuple[str, Split]:
+    """The split, or where none is named the first of test, validation and train that there is."""
+    for name in () if split else ("test", "validation"):
+        try:
+            return name, data.open(name)
+        except NoSplit:
+            continue
+    return split or "train", data.open(split or "train")
+
+
+def _renumbered(labels: Labels, classes: tuple[str, ...], where: Path) -> Labels:
+    """The labels by the numbers that the network has learned."""
+    if labels.classes == classes:
+        return labels
+    if unknown := [name for name in labels.classes if name not in classes]:
+        known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise ValueError(f"class {unknown[0]!r} in {where} is none that the run has learned; these are {known}")
+    numbers = labels.given.new_tensor([*(classes.index(name) for name in labels.classes), -1])  # −1 stays −1
+    clean = None if labels.clean is None else numbers[labels.clean]
+    return Labels(given=numbers[labels.given], clean=clean, classes=classes)

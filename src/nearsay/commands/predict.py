@@ -1,0 +1,108 @@
+"""Labels for images or features that no run has seen, as a table with a row for everything that was given."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearsay import tables
+from nearsay.core import Files, Predictions
+from nearsay.datasets.images import is_image
+from nearsay.trained import predict_run, read_labels, read_origin
+
+_FEATURE_FILES = (".npy", ".npz", ".parquet")
+_FEATURE_NAMES = ("features", "embeddings", "embedding", "x")  # of arrays, whatever the case
+_OTHER_COLUMNS = ("path", "label", "labels", "clean", "clean_label", "split")  # of tables, beside features
+
+
+def predict(folder: Path, paths: Sequence[Path], *, device: str = "auto") -> dict[str, list[Any]]:
+    """Columns path, label, probability and error: a row for each image, or for each row of features."""
+    read_origin(folder)  # no use to look at images for what is no run
+    classes = read_labels(folder).classes
+    are_features = [path.suffix.lower() in _FEATURE_FILES for path in paths]
+    if any(are_features) and not all(are_features):
+        odd = paths[are_features.index(not are_features[0])]
+        raise ValueError(f"{paths[0]} and {odd} are not both images or both features; give one kind at a time")
+    names, inputs = _features(paths) if are_features[0] else _images(paths)
+    predictions, unreadable = predict_run(folder, inputs, device=device)
+    return _columns(names, predictions, unreadable, classes)
+
+
+def _columns(
+    names: Sequence[str], predictions: Predictions, unreadable: Mapping[int, str], classes: Sequence[str]
+) -> dict[str, list[Any]]:
+    best, numbers = predictions.logits.float().softmax(dim=1).max(dim=1)
+    rows = zip(predictions.indices.tolist(), numbers.tolist(), best.tolist(), strict=True)
+    found = {index: (classes[number], round(probability, 6)) for index, number, probability in rows}
+    columns: dict[str, list[Any]] = {"path": [], "label": [], "probability": [], "error": []}
+    for index, name in enumerate(names):
+        error = unreadable.get(index)
+        label, probability = (None, None) if error else found[index]
+        for column, cell in zip(columns.values(), (name, label, probability, error), strict=True):
+            column.append(cell)
+    return columns
+
+
+def _images(paths: Sequence[Path]) -> tuple[list[str], Files]:
+    names = [name for path in paths for name in (_images_below(path) if path.is_dir() else [str(path)])]
+    places = [os.path.abspath(name) for name in names]
+    root = os.path.commonpath([os.path.dirname(place) for place in places])
+    return names, Files(Path(root), tuple(Path(os.path.relpath(place, root)).as_posix() for place in places))
+
+
+def _images_below(folder: Path) -> list[str]:
+    """All images in a folder and its folders, by name; what is hidden is passed over."""
+    found = sorted(path for path in folder.rglob("*") if is_image(path.name) and not path.is_dir())
+    seen = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    if not seen:
+        raise ValueError(f"{folder} holds no images; give files, or a folder of .jpg, .png and the like")
+    return [str(path) for path in seen]
+
+
+def _features(paths: Sequence[Path]) -> tuple[list[str], Tensor]:
+    """The rows of all files, and for each the file and the number of the row in it, from 0."""
+    parts = [_read_features(path) for path in paths]
+    for path, rows in zip(paths, parts, strict=True):
+        if rows.shape[1] != parts[0].shape[1]:
+            raise ValueError(f"{paths[0]} has {parts[0].shape[1]} features and {path} {rows.shape[1]}; they must agree")
+    names = [f"{path}:{row}" for path, rows in zip(paths, parts, strict=True) for row in range(len(rows))]
+    return names, torch.cat(parts)
+
+
+def _read_features(path: Path) -> Tensor:
+    """(N, D) float32."""
+    try:
+        values = _read_table(path) if path.suffix.lower() == ".parquet" else _read_arrays(path)
+        with np.errstate(over="ignore"):  # what is too large is found below
+            features = np.ascontiguousarray(values, dtype=np.float32)
+    except tables.TableError:
+        raise
+    except Exception as error:  # what is no such file, or a hostile one, can raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{path} is not read: {reason}; expected are rows of numbers") from error
+    if features.ndim != 2 or not features.size or not np.isfinite(features).all():
+        raise ValueError(f"{path} holds an array of {features.shape}; it must be (N, D), all of it finite numbers")
+    return torch.from_numpy(features)
+
+
+def _read_arrays(path: Path) -> Any:  # an array of numbers, if all is well
+    with path.open("rb") as file:
+        loaded = np.load(file, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            return loaded
+        names = [name for name in loaded.files if name.lower() in _FEATURE_NAMES] or loaded.files
+        if len(names) != 1:
+            raise ValueError(f"it has the arrays {', '.join(loaded.files[:9])}, none of them called features")
+        return loaded[names[0]]
+
+
+def _read_table(path: Path) -> Any:  # an array of numbers, if all is well
+    columns = tables.read(path).columns
+    kept = {name: cells for name, cells in columns.items() if name.lower() not in _OTHER_COLUMNS}
+    if not kept:
+        raise ValueError(f"it has the columns {', '.join(columns)}, none of them a feature")
+    return np.array(list(kept.values()), dtype=object).astype(np.float32).T

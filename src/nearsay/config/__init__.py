@@ -1,0 +1,22 @@
+"""From words to an Experiment and back: call a recipe, change one field, write down what came of it.
+
+Importing this does not import torch, and a wrong recipe name is refused without it. Nothing here opens data. Every
+complaint is a ConfigError of one sentence that says what exists.
+"""
+
+from nearsay.config.calling import Call, apply_overrides, call_recipe, from_origin, recipe_names
+from nearsay.config.fields import override
+from nearsay.config.text import ConfigError
+from nearsay.config.trees import differences, to_tree
+
+__all__ = [
+    "Call",
+    "ConfigError",
+    "apply_overrides",
+    "call_recipe",
+    "differences",
+    "from_origin",
+    "override",
+    "recipe_names",
+    "to_tree",
+]

@@ -1,0 +1,59 @@
+"""What a run in progress tells whoever shows it."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+
+class Progress(NamedTuple):
+    """How far a run is."""
+
+    step: int
+    num_steps: int
+    epoch: float
+    num_epochs: float
+    images_per_second: float
+    seconds_left: float
+    terms: dict[str, float]  # the loss and what it is made of, means since the epoch began
+
+
+class Display(Protocol):
+    """What shows a run to the user; Any stands for what JSON can hold."""
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Once, before the first step: what runs where."""
+        ...
+
+    def step(self, progress: Progress) -> None:
+        """A few times a second."""
+        ...
+
+    def epoch(self, entry: Mapping[str, Any]) -> None:
+        """After each epoch, with what was logged."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Something that the user should know."""
+        ...
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Once, after the last step."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def step(self, progress: Progress) -> None:
+        """Nothing."""
+
+    def epoch(self, entry: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def note(self, message: str) -> None:
+        """Nothing."""
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Nothing."""

@@ -1,0 +1,138 @@
+"""Every choice of a run as one frozen value: what is learned from, by which network, with which loss, for how long."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch.nn import Module
+
+from nearsay.augment import PLUS_MINUS_ONE, Augment, Mixup, Transform, Views
+from nearsay.core import Dataset, Noise, Objective, check_number, check_whole
+from nearsay.models import ResNet
+from nearsay.objectives import NCR
+from nearsay.optim import SGD, AdamW, Cosine, Schedule
+
+
+class Backbone(Protocol):
+    """A network as a value."""
+
+    def build(self, num_classes: int, *, num_inputs: int, seed: int = 0) -> Module:
+        """A module whose outputs are `Outputs`, with `num_features`; its weights are a function of `seed`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where an experiment runs and how it is fed: choices that change its speed and, up to rounding, nothing else."""
+
+    device: str = "auto"  # "auto" is a GPU if there is one; "cpu", "cuda", "cuda:1"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # "auto" is bfloat16 on a GPU, float32 on a CPU
+    loading: Literal["auto", "resident", "streaming"] = "auto"  # all images on the device, or brought batch by batch
+    workers: int | None = None  # processes that decode images; None is as many as there are cores, at most 8
+    capture: bool | None = None  # replay the whole step from a CUDA graph; None is wherever that is possible
+    compile: bool | None = None  # torch.compile; None is on a GPU where the run is long enough to pay for it
+    deterministic: bool = False  # on a GPU: only algorithms that give the same bits each time, which are slower
+    checkpoint_seconds: float = 60.0  # at most this much work is lost
+    checkpoint_steps: int | None = None  # instead of by the clock, after every so many steps
+    timeout: float = 600.0  # seconds to wait for a worker or another process before giving up
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("precision", ("auto", "float32", "bfloat16")),
+            ("loading", ("auto", "resident", "streaming")),
+        ):
+            _check_choice(name, getattr(self, name), known)
+        if self.workers is not None:
+            check_whole("workers", self.workers, 0, cure=", or None for as many as there are cores")
+        if self.checkpoint_steps is not None:
+            check_whole("checkpoint_steps", self.checkpoint_steps, 1, cure=", or None to go by checkpoint_seconds")
+        check_number("checkpoint_seconds", self.checkpoint_seconds, 0)
+        check_number("timeout", self.timeout, 1)
+
+    def find_device(self, number: int = 0) -> torch.device:
+        """The device that is meant; `number` is the GPU to take where none is named."""
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise ValueError(f"device={name!r} is no device of torch; use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+        if device.type == "cuda":
+            found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            place = number if device.index is None else device.index
+            if place >= found:
+                raise ValueError(f"device={name!r} asks for GPU {place}, but {found} are found; use 'cpu' or 'auto'")
+            return torch.device("cuda", place)
+        if device.type != "cpu":
+            raise ValueError(f"device={name!r} is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:1'")
+        return device
+
+    def find_dtype(self, device: torch.device) -> torch.dtype:
+        """What the network calculates in."""
+        if self.precision == "auto":
+            return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """All that decides what a run learns; `machine` alone is about where. Durations are in epochs."""
+
+    data: Dataset
+    noise: Noise | None = None
+    outside: Dataset | None = None  # where the images of open-set noise come from
+    held_out: float = 0.0  # of the training examples, for validation: a share below 1, a number from 1 on
+    validation_labels: Literal["given", "clean"] = "given"  # of held-out examples: as noisy as the rest, or the truth
+
+    backbone: Backbone = field(default_factory=ResNet)
+    init: str | None = None  # a safetensors file, or a run folder, to take the weights below the classifier from
+    objective: Objective = field(default_factory=NCR)
+    networks: Literal[1, 2] = 1  # with 2, each is taught by the averaged weights of the other
+    averaging: float | None = None  # decay of the averaged weights, which are then the ones that are judged
+    averaging_ramp: float = 0.0  # epochs over which the decay rises to its value (ELR+)
+
+    augment: Augment | Views | None = None
+    normalize: Transform | None = PLUS_MINUS_ONE  # the last step before the network, also in evaluation
+    mixup: Mixup | None = None
+    image_size: int = 224  # of images on disk, once they are cut and resized
+    bad_images: Literal["stop", "skip"] = "stop"  # what cannot be decoded ends the run, or is left out and named
+
+    optimizer: SGD | AdamW = field(default_factory=SGD)
+    schedule: Schedule = field(default_factory=Cosine)
+    epochs: float = 100.0
+    batch_size: int = 256  # over all processes
+    batches_per_epoch: int | None = None  # None is once through the data
+    class_weights: bool = False  # weigh labels so that every class counts alike
+    clip: float | None = None  # largest length of the gradient
+    evaluate_every: int = 1  # epochs; the last is always evaluated
+    seed: int = 0
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        _check_choice("validation_labels", self.validation_labels, ("given", "clean"))
+        _check_choice("bad_images", self.bad_images, ("stop", "skip"))
+        _check_choice("networks", self.networks, (1, 2))
+        check_number("held_out", self.held_out, 0)
+        check_number("averaging_ramp", self.averaging_ramp, 0, 1e9)
+        check_whole("evaluate_every", self.evaluate_every, 1)
+        check_number("epochs", self.epochs, 0.001, 1e6)
+        check_whole("batch_size", self.batch_size, 2, cure="; a row alone has no neighbor")
+        check_whole("image_size", self.image_size, 1)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed={self.seed!r} must be a whole number")
+        if self.batches_per_epoch is not None:
+            check_whole("batches_per_epoch", self.batches_per_epoch, 1, cure=", or None for once through the data")
+        if self.averaging is not None:
+            check_number("averaging", self.averaging, 0, math.nextafter(1, 0), cure=", or None for no averaging")
+        if self.networks == 2 and self.averaging is None:
+            raise ValueError("networks=2 needs averaging=, such as 0.997: each is taught by the average of the other")
+        if self.clip is not None and not check_number("clip", self.clip, 0) > 0:
+            raise ValueError("clip=0 would stop all learning; give a positive length, or None for no clipping")
+        self.schedule.factor(0.0, self.epochs)  # refuses a warm-up that is longer than the run
+
+
+def _check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, known))}")

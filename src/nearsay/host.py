@@ -1,0 +1,117 @@
+"""The machine that a run is on: its signals, its clock, its memory, and what torch shall do there."""
+
+import os
+import platform
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from nearsay.experiment import Machine
+
+_LOOK = 64  # steps, at most, between two looks at the device
+_PAUSE = 0.25  # seconds, about, between two looks
+
+
+class Stopped(RuntimeError):
+    """A signal ended the run after a checkpoint; `code` is its exit code."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; run the same command again to go on in {folder}")
+        self.code = 128 + number
+
+
+class Clock:
+    """Counts images per second while training, leaving out evaluation, checkpoints and the first steps."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._at, self._step = time.perf_counter(), 0
+        self._seconds, self._steps, self._is_warm = 0.0, 0, False
+        self._first = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Images per second of the steady state; of the first steps, if there were no others."""
+        return self.batch_size * self._steps / self._seconds if self._seconds else self._first
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to look at the device."""
+        return step - self._step >= _LOOK or time.perf_counter() - self._at >= _PAUSE
+
+    def look(self, step: int) -> None:
+        """The device has done `step` steps now."""
+        now, steps = time.perf_counter(), step - self._step
+        if self._is_warm:
+            self._seconds += now - self._at
+            self._steps += steps
+        elif steps:
+            self._first = self.batch_size * steps / (now - self._at)
+            self._is_warm = True
+        self._at, self._step = now, step
+
+    def restart(self, step: int) -> None:
+        """What was done since the last look is not to be counted."""
+        self._at, self._step = time.perf_counter(), step
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """A list to which SIGTERM and SIGINT are added as they come, instead of ending the process."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # Python gives signals to the main thread only
+        return
+    watched = (signal.SIGTERM, signal.SIGINT)
+    before = {each: signal.signal(each, lambda number, _: received.append(number)) for each in watched}
+    try:
+        yield received
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]:
+    """Let torch choose the fastest algorithms, or those that always give the same bits; afterwards all is as before."""
+    benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.cuda.device(device) if devices else nullcontext():
+            torch.manual_seed(seed)  # only modules with draws of their own, such as dropout, take from there
+            torch.backends.cudnn.benchmark = not machine.deterministic
+            if machine.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                torch.use_deterministic_algorithms(True)
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def hardware(device: torch.device) -> str:
+    """The name of what computes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes that were in use at most: on the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

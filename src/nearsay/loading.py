@@ -1,0 +1,256 @@
+"""From a data set to batches: all of it on the device, or read and decoded by workers as it is needed.
+
+Who is in a batch, and which part of an image is cut out, are pure functions of (seed, step, example), so neither the
+number of workers, nor the point where a run was resumed, nor the way of loading changes a batch.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from nearsay import seeds
+from nearsay.augment import Augment, RandomResizedCrop, Transform, Views
+from nearsay.augment.draws import make_draws
+from nearsay.augment.geometry import place_box
+from nearsay.core import PADDING, Files
+from nearsay.datasets.images import ImageError, decode
+
+Inputs = Tensor | Files
+_MARGIN = 224 / 256  # of the shorter side: what evaluation keeps of the middle, as usual for ImageNet
+_AHEAD = 2  # batches that a worker prepares in advance
+_SHARE = 0.4  # of the free memory of a device that resident images may take
+
+
+class WorkerError(RuntimeError):
+    """A process that decodes images died or hung."""
+
+    code = 70
+
+
+class BadImage(ValueError):
+    """Files that cannot be decoded, in a run that is to stop there."""
+
+
+class Rows(NamedTuple):
+    """The examples of one step."""
+
+    indices: Tensor  # (B,) who they are; −1 where an image could not be decoded
+    inputs: Tensor | None  # (V·B, ...) what they look like, None where all inputs are on the device already
+    problems: tuple[tuple[int, str], ...] = ()  # examples that could not be decoded, and why
+
+
+class Order:
+    """Which examples are in the batch of a step: pass after pass through all of them, each in a new random order.
+
+    A pass leaves out what does not fill a batch. Steps count from the start of training.
+    """
+
+    def __init__(self, examples: Tensor, *, batch_size: int, seed: int) -> None:
+        if not len(examples):
+            raise ValueError("there is no example to train on")
+        self.examples, self.batch_size, self.seed = examples, min(batch_size, len(examples)), seed
+        self.batches_per_pass = len(examples) // self.batch_size
+        self._pass, self._shuffled = -1, examples
+
+    def batch(self, step: int) -> Tensor:
+        """(B,) the examples of a step, over all processes."""
+        turn, place = divmod(step, self.batches_per_pass)
+        if turn != self._pass:
+            self._shuffled = self.examples[seeds.shuffle(self.seed, "order", turn, self.examples)]
+            self._pass = turn
+        return self._shuffled[place * self.batch_size : (place + 1) * self.batch_size]
+
+    def to(self, device: torch.device) -> None:
+        """Make the order on another device from here on; its bits are the same."""
+        self.examples, self._pass = self.examples.to(device), -1
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_pass": -1}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes the inputs of examples: rows of a tensor, or images decoded, cut and resized to a square."""
+
+    inputs: Inputs
+    size: int
+    crops: tuple[RandomResizedCrop | None, ...] = (None,)  # for each view; None is the middle of the image
+    seed: int = 0
+
+    def read(self, indices: Tensor, turn: int) -> Rows:
+        """The rows of these examples in pass `turn`; those that cannot be decoded are padding."""
+        if isinstance(self.inputs, Tensor):
+            return Rows(indices, self.inputs[indices])
+        images = torch.zeros(len(self.crops), len(indices), 3, self.size, self.size, dtype=torch.uint8)
+        draws = [
+            make_draws(crop.num_draws, indices, seed=self.seed, epoch=turn, view=view) if crop else None
+            for view, crop in enumerate(self.crops)
+        ]
+        problems = []
+        for row, index in enumerate(indices.tolist()):
+            try:
+                image = decode(self.inputs.root / self.inputs.names[index])
+            except ImageError as error:
+                problems.append((index, str(error)))
+                continue
+            for view, crop in enumerate(self.crops):
+                drawn = draws[view]
+                box = _middle(image) if crop is None or drawn is None else _cut(image, crop, drawn[row])
+                images[view, row] = _resized(image, box, self.size)
+        bad = torch.tensor([index for index, _ in problems], dtype=torch.int64)
+        return Rows(indices.where(~torch.isin(indices, bad), PADDING), images.flatten(0, 1), tuple(problems))
+
+
+def training_reader(inputs: Inputs, augment: Augment | Views | None, *, size: int, seed: int) -> Reader:
+    """The reader that cuts the boxes of a `RandomResizedCrop`, where one stands first in a view of `augment`."""
+    views: Sequence[Sequence[object]]
+    views = (augment.first, augment.second) if isinstance(augment, Views) else (augment.transforms if augment else (),)
+    firsts = (transforms[0] if transforms else None for transforms in views)
+    crops = tuple(first if isinstance(first, RandomResizedCrop) else None for first in firsts)
+    is_cut = isinstance(inputs, Files) and any(crop is not None for crop in crops)
+    return Reader(inputs, size, crops if is_cut else (None,), seed)
+
+
+def is_resident(inputs: Inputs, device: torch.device, wish: str) -> bool:
+    """Whether all inputs shall lie on the device; ValueError if that is wished and cannot be."""
+    if isinstance(inputs, Files):
+        if wish == "resident":
+            raise ValueError("loading='resident' is for arrays, but these images are files; use 'streaming' or 'auto'")
+        return False
+    if wish != "auto" or device.type != "cuda":
+        return wish != "streaming"
+    return inputs.nbytes <= _SHARE * torch.cuda.mem_get_info(device)[0]
+
+
+@dataclass
+class Stream:
+    """Batches that workers read ahead; 0 workers read in this process. Same bits whatever their number."""
+
+    reader: Reader
+    who: Callable[[int], tuple[Tensor, int]]  # step -> examples of this process, and the pass
+    workers: int
+    timeout: float
+    pin: bool = False
+    _next: int = field(default=0, init=False)
+
+    def rows(self, steps: range) -> Iterator[Rows]:
+        """The rows of each step."""
+        loader: DataLoader[Rows] = DataLoader(
+            _Steps(self.reader, self.who),
+            batch_size=None,
+            sampler=steps,
+            num_workers=self.workers,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]  # without a batch_size it gets one item, not a list
+            timeout=self.timeout if self.workers else 0,
+            generator=torch.Generator(),  # or iterating would draw from torch's global one
+            worker_init_fn=_ignore_signals,
+            prefetch_factor=_AHEAD if self.workers else None,
+            pin_memory=self.pin,
+        )
+        for self._next, rows in zip(steps, loader, strict=True):
+            yield Rows(*rows)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn the death of a worker, which can surface anywhere in the main thread, into a sentence."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "DataLoader" not in str(error) and "worker process" not in str(error):
+                raise
+            for child in multiprocessing.active_children():  # one that hangs would never end by itself
+                child.kill()
+            reason = " ".join(str(error).split())[:200]
+            raise WorkerError(
+                f"a worker that reads images failed ({reason}); in flight were {self._in_flight()}; "
+                "run the same command again to go on, with fewer workers (--set machine.workers=0) if it happens again"
+            ) from error
+
+    def _in_flight(self) -> str:
+        steps = range(self._next, self._next + _AHEAD * max(1, self.workers) + 1)
+        examples = [index for step in steps for index in self.who(step)[0].tolist()]
+        inputs = self.reader.inputs
+        named = [inputs.names[index] if isinstance(inputs, Files) else f"example {index}" for index in examples[:5]]
+        return f"{', '.join(named)} and {max(0, len(examples) - 5)} more"
+
+
+def num_workers(inputs: Inputs, wish: int | None) -> int:
+    """How many processes to read with: none for arrays, which only need to be indexed."""
+    if wish is not None:
+        return wish
+    return min(8, len(os.sched_getaffinity(0))) if isinstance(inputs, Files) else 0
+
+
+def sweep(inputs: Inputs, *, size: int, batch_size: int, workers: int, timeout: float, pin: bool) -> Iterator[Rows]:
+    """All examples in their order, the last batch as short as it is."""
+    num = len(inputs)
+
+    def who(step: int) -> tuple[Tensor, int]:
+        return torch.arange(step * batch_size, min(num, (step + 1) * batch_size)), 0
+
+    steps = range(-(-num // batch_size))
+    if isinstance(inputs, Tensor):  # slices, which cost nothing
+        for step in steps:
+            yield Rows(who(step)[0], inputs[step * batch_size : (step + 1) * batch_size])
+        return
+    stream = Stream(Reader(inputs, size), who, min(workers, len(steps)), timeout, pin)
+    with stream.explained():
+        yield from stream.rows(steps)
+
+
+def finish(inputs: Tensor, normalize: Transform | None) -> Tensor:
+    """The last step before the network: bytes become numbers around 0."""
+    if inputs.ndim == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    if normalize is None or inputs.ndim != 4:
+        return inputs if inputs.is_floating_point() else inputs.float() / 255
+    return normalize.apply(inputs, inputs.new_zeros(len(inputs), 0, dtype=torch.float32))
+
+
+class _Steps(Dataset[Rows]):
+    """What a worker holds: give it the number of a step, and it reads the rows."""
+
+    def __init__(self, reader: Reader, who: Callable[[int], tuple[Tensor, int]]) -> None:
+        self.reader, self.who = reader, who
+
+    def __getitem__(self, step: int) -> Rows:
+        return self.reader.read(*self.who(step))
+
+
+def _as_it_is(rows: Rows) -> Rows:
+    return rows
+
+
+def _ignore_signals(worker: int) -> None:
+    """A signal to the whole group is for the main process, which ends its workers when it is ready."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _cut(image: Image.Image, crop: RandomResizedCrop, draws: Tensor) -> tuple[float, float, float, float]:
+    height, width = (torch.tensor(length) for length in (image.height, image.width))
+    top, left, tall, wide = (int(part) for part in place_box(height, width, draws, crop.area, crop.ratio))
+    return left, top, left + wide, top + tall
+
+
+def _middle(image: Image.Image) -> tuple[float, float, float, float]:
+    """The square that resizing the shorter side and cutting out the center would keep."""
+    edge = min(image.size) * _MARGIN
+    left, top = (image.width - edge) / 2, (image.height - edge) / 2
+    return left, top, left + edge, top + edge
+
+
+def _resized(image: Image.Image, box: tuple[float, float, float, float], size: int) -> Tensor:
+    """(3, size, size) uint8, with antialiasing."""
+    square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)

@@ -1,0 +1,54 @@
+"""What a run came to: its accuracy over the epochs, how it sees wrong labels, and its weights."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from nearsay import metrics
+from nearsay.core import Labels, Predictions
+
+
+def summarize(entries: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """The last accuracy, which is the result, and beside it the best and the mean of the last ten."""
+    seen = [(entry[name], entry["epoch"]) for entry in entries if name in entry]
+    best, epoch = max(seen, key=lambda pair: (pair[0], -pair[1]))
+    last = [accuracy for accuracy, _ in seen[-10:]]
+    return {"final": seen[-1][0], "best": best, "best_epoch": epoch, "last_10": sum(last) / len(last)}
+
+
+def wrong_labels(seen: Predictions, labels: Labels, train: Tensor) -> dict[str, Any]:
+    """How the examples that were trained on with a wrong label are seen, where the truth is known."""
+    nothing = {"detection": None, "confidence": None, "memorization": None}
+    is_trained = torch.isin(seen.indices, train)
+    seen = Predictions(*(part[is_trained] for part in seen))
+    labels = metrics.aligned(labels, seen)
+    if labels.clean is None:
+        return nothing
+    is_wrong, is_known = labels.given != labels.clean, labels.given >= 0
+    if not (is_wrong & is_known).any():
+        return nothing
+    trust = metrics.confidence(seen.logits, labels.given)
+    return {
+        "detection": {
+            "auroc": metrics.detection_auroc(trust, is_wrong),
+            "average_precision": metrics.average_precision(trust, is_wrong),
+        },
+        "confidence": {
+            "right": trust[is_known & ~is_wrong].mean().item(),
+            "wrong": trust[is_known & is_wrong].mean().item(),
+        },
+        "memorization": metrics.memorization(seen.logits, labels)._asdict(),
+    }
+
+
+def pack_networks(networks: Sequence[Module]) -> dict[str, Tensor]:
+    """The content of `model.safetensors`: the weights of one network, or of several by number."""
+    names = [""] if len(networks) == 1 else [f"{number}." for number in range(len(networks))]
+    return {
+        f"{prefix}{name}": tensor.detach().cpu().contiguous()
+        for prefix, network in zip(names, networks, strict=True)
+        for name, tensor in network.state_dict().items()
+    }

@@ -1,0 +1,87 @@
+"""The table of methods that all recipes share: what a name such as `ncr+mixup` means.
+
+Weights of label smoothing, bootstrapping and mixup are those of the paper's released code, .5, .5 and Beta(.5, .5);
+the paper prints none. To add a method, give it a row in `choose` and its name in `Method`.
+"""
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from nearsay.augment import Augment, Mixup, Transform, Views
+from nearsay.core import Objective
+from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy
+
+Method = Literal[
+    "standard",
+    "mixup",
+    "label-smoothing",
+    "label-smoothing+mixup",
+    "bootstrap",
+    "bootstrap+mixup",
+    "ncr",
+    "ncr+mixup",
+    "elr",
+    "ncr+elr",
+    "gjs",
+]
+FeatureMethod = Literal[  # without gjs, whose second view needs an image to augment
+    "standard",
+    "mixup",
+    "label-smoothing",
+    "label-smoothing+mixup",
+    "bootstrap",
+    "bootstrap+mixup",
+    "ncr",
+    "ncr+mixup",
+    "elr",
+    "ncr+elr",
+]
+
+
+class Choice(NamedTuple):
+    """What a method asks of an experiment."""
+
+    objective: Objective
+    mixup: Mixup | None = None
+    num_views: Literal[1, 2] = 1
+
+    def augment(self, *transforms: Transform) -> Augment | Views:
+        """The transforms, for as many views of an image as the method compares."""
+        if self.num_views == 2:
+            return Views(first=transforms, second=transforms)
+        return Augment(transforms=transforms)
+
+
+def choose(
+    method: Method,
+    *,
+    ncr: NCR,
+    beside_elr: NCR | None = None,
+    elr: ELR | None = None,
+    mixup: Mixup | None = None,
+) -> Choice:
+    """The method of that name, made of the recipe's own losses; `beside_elr` is NCR where its base is ELR."""
+    elr = elr or ELR()
+    mixup = mixup or Mixup(alpha=0.5)
+    smoothed, bootstrap = CrossEntropy(smoothing=0.5), Bootstrap(alpha=0.5)
+    table: dict[Method, Choice] = {
+        "standard": Choice(CrossEntropy()),
+        "mixup": Choice(CrossEntropy(), mixup),
+        "label-smoothing": Choice(smoothed),
+        "label-smoothing+mixup": Choice(smoothed, mixup),
+        "bootstrap": Choice(bootstrap),
+        "bootstrap+mixup": Choice(bootstrap, mixup),
+        "ncr": Choice(ncr),
+        "ncr+mixup": Choice(ncr, mixup),
+        "elr": Choice(elr),
+        "ncr+elr": Choice(replace(beside_elr or ncr, base=elr)),
+        "gjs": Choice(GJS(), num_views=2),
+    }
+    if method not in table:
+        raise ValueError(f"method={method!r} must be one of {', '.join(table)}")
+    return table[method]
+
+
+def warmup(epochs: float, most: float) -> float:
+    """Epochs of warm-up: at most a tenth of the run, so that a run of one epoch is possible, too."""
+    return max(0.0, min(most, epochs / 10))

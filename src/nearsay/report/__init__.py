@@ -1,0 +1,21 @@
+"""One HTML file that compares finished runs and opens anywhere, without a network."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["write_report"]
+
+
+def write_report(runs: Sequence[Path], target: Path, *, title: str) -> Path:
+    """Compare finished run folders in one self-contained HTML file; returns `target`.
+
+    Runs that differ only in their seed form a group. The same runs give the same bytes. Raises ValueError for a folder
+    that cannot be read, naming the file, and ImportError if the extra is not installed.
+    """
+    from nearsay.report.page import render  # noqa: PLC0415  # drawing is an extra, and takes a second to import
+    from nearsay.run import write_whole  # noqa: PLC0415  # brings torch, which `import nearsay.report` should not
+
+    page = render(runs, title=title)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, page.encode())
+    return target

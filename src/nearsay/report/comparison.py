@@ -1,0 +1,70 @@
+"""What is compared, and the words for it that every part of the page shares."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nearsay.report.folders import plain, read_run
+from nearsay.report.groups import Group, group_runs
+
+
+class Comparison(NamedTuple):
+    """Groups of runs, and the examples on which they are compared."""
+
+    groups: tuple[Group, ...]
+    split: str | None  # "test" or "validation", None if no run was judged on either
+
+
+def compare(paths: Sequence[Path]) -> Comparison:
+    """Read the run folders, each once however often it is named, and group them."""
+    if not paths:
+        raise ValueError("no run was given; name at least one run folder, as `nearsay train` writes them")
+    different = {path.resolve(): path for path in reversed(paths)}
+    groups = group_runs([read_run(path) for path in reversed(different.values())])
+    found = {
+        split: [run.number("accuracy", split, "final") is not None for group in groups for run in group.runs]
+        for split in ("test", "validation")
+    }
+    for enough in (all, any):
+        for split, has in found.items():
+            if enough(has):
+                return Comparison(groups, split)
+    return Comparison(groups, None)
+
+
+def split_text(comparison: Comparison) -> str:
+    """The examples on which runs are compared, in words that say how far their labels can be trusted."""
+    runs = [run for group in comparison.groups for run in group.runs]
+    if comparison.split == "validation":
+        is_clean = all(run.settings.get("validation_labels") == "clean" for run in runs)
+        return "held-out validation set" + (" with clean labels" if is_clean else " (its labels as they were given)")
+    return "clean test set" if all(run.labels.clean is not None for run in runs) else "test set"
+
+
+def source(groups: Sequence[Group]) -> str:
+    """Where numbers come from: data sets, runs and seeds."""
+    data = distinct(run.data() for group in groups for run in group.runs)
+    return f"Data: {data}; {counted(sum(len(group.runs) for group in groups), 'run')}; {seeds_text(groups)}."
+
+
+def seeds_text(groups: Sequence[Group]) -> str:
+    """The seeds of all runs."""
+    seeds = sorted({run.seed for group in groups for run in group.runs})
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+def run_names(comparison: Comparison) -> dict[Path, str]:
+    """What to call each folder: its last name, or the whole path where two end alike."""
+    paths = [run.path for group in comparison.groups for run in group.runs]
+    are_unique = len({path.name for path in paths}) == len(paths)
+    return {path: plain(path.name if are_unique else str(path)) for path in paths}
+
+
+def distinct(texts: Iterable[str]) -> str:
+    """Each text once."""
+    return ", ".join(dict.fromkeys(texts))
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as "1 run" or "12,000 runs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,158 @@
+"""What an experiment learns from and what it is judged on: data sets opened, noise made, examples held out."""
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearsay import dist
+from nearsay.core import Files, Labels, NoSplit, Split
+from nearsay.experiment import Experiment
+from nearsay.loading import Inputs, Order
+from nearsay.noise import OpenSet, describe, fingerprint, split_balanced
+
+
+class Judged(NamedTuple):
+    """Examples that are never trained on, with the labels that count."""
+
+    name: str  # "validation" or "test"
+    inputs: Inputs
+    truth: Tensor  # (n,)
+
+
+class Splits(NamedTuple):
+    """The training examples with the labels that are to be learned, and what a network is judged on."""
+
+    inputs: Inputs  # of all N examples of the train split, those held out too
+    labels: Labels  # of all N, noise included
+    train: Tensor  # (n,) the examples to train on
+    held_out: Tensor  # (N − n,)
+    judged: list[Judged]
+
+    def example(self, size: int) -> Tensor:
+        """An input, for its shape; images on disk become squares of that size."""
+        return torch.empty(3, size, size) if isinstance(self.inputs, Files) else self.inputs[0]
+
+
+def open_splits(experiment: Experiment) -> Splits:
+    """Open all splits and make the noise, once; ValueError says what does not fit."""
+    inputs, labels = experiment.data.open("train")
+    if not len(labels.given):
+        raise ValueError("the train split has no examples; there is nothing to learn from")
+    if experiment.noise is not None:
+        if isinstance(experiment.noise, OpenSet):
+            inputs = _replaced(experiment, inputs, labels)
+        labels = experiment.noise(labels, inputs if isinstance(inputs, Tensor) else None)
+    if not (labels.given >= 0).any():
+        raise ValueError("no example of the train split has a label; there is nothing to learn from")
+    train, held_out = _hold_out(experiment, labels)
+    judged = []
+    validation = _optional(experiment, "validation")
+    if validation is not None and len(held_out):
+        raise ValueError(
+            f"held_out={experiment.held_out:g} would hold examples out, but the data set has a validation split of its "
+            "own; set held_out=0 to use that"
+        )
+    if validation is not None:
+        judged.append(Judged("validation", validation.inputs, _truth(validation.labels, experiment.validation_labels)))
+    elif len(held_out):
+        truth = _truth(labels, experiment.validation_labels)[held_out]
+        judged.append(Judged("validation", select(inputs, held_out), truth))
+    test = _optional(experiment, "test")
+    if test is not None:
+        judged.append(Judged("test", test.inputs, _truth(test.labels, "clean")))
+    for split in (validation, test):
+        if split is not None and split.labels.classes != labels.classes:
+            raise ValueError(
+                f"the train split has the classes {labels.classes[:5]} and another split {split.labels.classes[:5]}; "
+                "all splits must have the same ones in the same order"
+            )
+    return Splits(inputs, labels, train, held_out, judged)
+
+
+def select(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Some of the examples."""
+    if isinstance(inputs, Files):
+        return Files(inputs.root, tuple(inputs.names[row] for row in rows.tolist()))
+    return inputs[rows]
+
+
+def make_order(experiment: Experiment, splits: Splits) -> Order:
+    """Who is in which batch; a batch is shared evenly by all processes."""
+    num = dist.num_processes()
+    size = min(experiment.batch_size, len(splits.train))
+    if experiment.batch_size % num or size < num:
+        raise ValueError(f"batch_size={experiment.batch_size} cannot be shared evenly by {num} processes")
+    return Order(splits.train, batch_size=size - size % num, seed=experiment.seed)
+
+
+def pack_labels(splits: Splits, requested_rate: float | None) -> bytes:
+    """The content of `labels.npz`: the labels that were learned, and all that is known of their noise."""
+    labels, realized = splits.labels, describe(splits.labels)
+    arrays = {
+        "given": labels.given.numpy(),
+        "classes": np.array(labels.classes, dtype=np.str_),
+        "train": splits.train.numpy(),
+        "validation": splits.held_out.numpy(),
+        "matrix": realized.matrix.numpy(),
+        "requested_rate": np.array(np.nan if requested_rate is None else requested_rate),
+        "effective_rate": np.array(np.nan if realized.effective_rate is None else realized.effective_rate),
+        "num_open_set": np.array(realized.num_open_set),
+        "fingerprint": np.array(realized.fingerprint),
+    }
+    if labels.clean is not None:
+        arrays["clean"] = labels.clean.numpy()
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]  # numpy types these as flags
+    return content.getvalue()
+
+
+def unpack_labels(content: bytes) -> Labels:
+    """The labels in a `labels.npz`; ValueError if it is damaged."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            given, classes = torch.from_numpy(arrays["given"]), tuple(map(str, arrays["classes"]))
+            clean = torch.from_numpy(arrays["clean"]) if "clean" in arrays.files else None
+            labels = Labels(given, clean, classes)
+            if fingerprint(labels) != str(arrays["fingerprint"]):
+                raise ValueError("its fingerprint is of other labels")
+            return labels
+    except Exception as error:  # what is no such file can raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"labels.npz cannot be read: {reason}; start again in another folder") from error
+
+
+def _hold_out(experiment: Experiment, labels: Labels) -> tuple[Tensor, Tensor]:
+    wish = experiment.held_out
+    num = round(wish * len(labels.given)) if wish < 1 else round(wish)
+    if not num:
+        return torch.arange(len(labels.given)), torch.empty(0, dtype=torch.int64)
+    return split_balanced(labels, num, seed=experiment.seed)
+
+
+def _optional(experiment: Experiment, name: str) -> Split | None:
+    try:
+        return experiment.data.open(name)
+    except NoSplit:
+        return None
+
+
+def _truth(labels: Labels, wish: str) -> Tensor:
+    """The true labels where they are wished and known, else the given ones."""
+    return labels.clean if wish == "clean" and labels.clean is not None else labels.given
+
+
+def _replaced(experiment: Experiment, inputs: Inputs, labels: Labels) -> Tensor:
+    """The inputs with those of open-set noise put in."""
+    assert isinstance(experiment.noise, OpenSet)
+    if experiment.outside is None:
+        raise ValueError("open-set noise needs outside=, the data set that its images come from")
+    foreign = experiment.outside.open("train").inputs
+    if not isinstance(inputs, Tensor) or not isinstance(foreign, Tensor) or inputs.shape[1:] != foreign.shape[1:]:
+        raise ValueError("open-set noise needs two data sets of arrays with one shape, such as CIFAR-10 and CIFAR-100")
+    places, chosen = experiment.noise.replacements(labels, len(foreign))
+    inputs = inputs.clone()
+    inputs[places] = foreign[chosen]
+    return inputs

@@ -1,0 +1,377 @@
+"""The loop, which makes a run folder of an experiment; read this first.
+
+A run can be killed at any moment and goes on from its last checkpoint when `train` is called again; on a CPU it ends
+with the very bytes of a run that was never interrupted, log included.
+"""
+
+import json
+import math
+import platform
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from nearsay import __version__, dist, metrics, optim
+from nearsay.core import Files, Predictions
+from nearsay.display import Display, Progress, Silent
+from nearsay.experiment import Experiment
+from nearsay.host import Clock, Stopped, backend, hardware, peak_memory, signals
+from nearsay.loading import BadImage, Rows, Stream, is_resident, num_workers, training_reader
+from nearsay.noise import describe
+from nearsay.outcome import pack_networks, summarize, wrong_labels
+from nearsay.predict import Pass
+from nearsay.run import BAD_DATA, Checkpoint, Run, RunError, open_run, write_whole
+from nearsay.splits import make_order, open_splits
+from nearsay.step import Setting, Step, make_learners, observe_, restore
+from nearsay.trained import check_same, claim, read_result
+
+_COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves
+_CALIBRATION = 16  # batches to measure the statistics of averaged weights on
+
+
+class NotFinite(RuntimeError):
+    """A loss or gradient was not finite; what was learned before is kept."""
+
+    code = 76
+
+
+def train(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    origin: Mapping[str, Any] | None = None,
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Run the experiment in `folder`, or go on where it was left; returns what `result.json` says.
+
+    `origin` is what `config` calls the experiment by, so that other commands can make it again.
+    """
+    display = display if display is not None and dist.env_rank() == 0 else Silent()
+    machine = experiment.machine
+    device = machine.find_device(dist.local_rank())
+    with (
+        dist.joined(device, machine.timeout),
+        open_run(folder) if dist.rank() == 0 else nullcontext() as run,
+        signals() as received,
+        backend(machine, device, experiment.seed + dist.rank()),
+    ):
+        if run is not None:
+            check_same(run, experiment)
+            if (finished := read_result(run.path)) is not None:
+                display.end(finished)
+        else:
+            finished = None
+        if dist.share("" if finished is None else "finished", device):
+            return finished or {}
+        training = _Training(experiment, folder, run, device, display)
+        if run is not None:
+            claim(run, experiment, training.splits, origin)
+        return training.go(received)
+
+
+class _Training:
+    """A run in progress."""
+
+    def __init__(
+        self, experiment: Experiment, folder: Path, run: Run | None, device: torch.device, display: Display
+    ) -> None:
+        self.experiment, self.folder, self.run, self.device, self.display = experiment, folder, run, device, display
+        self.splits = open_splits(experiment)
+        self.order = make_order(experiment, self.splits)
+        self.num_per_epoch = experiment.batches_per_epoch or self.order.batches_per_pass
+        self.num_steps = max(1, round(experiment.epochs * self.num_per_epoch))
+        self.step, self.stream = self._prepare()
+        self.stage = ""
+        self.skipped: dict[int, str] = {}
+        self.began = time.perf_counter()
+        self.clock = Clock(self.order.batch_size)
+
+    def _prepare(self) -> tuple[Step, Stream | None]:
+        """Networks, data and the step that brings them together."""
+        experiment, splits, machine, device = self.experiment, self.splits, self.experiment.machine, self.device
+        resident = is_resident(splits.inputs, device, machine.loading)
+        reader = training_reader(splits.inputs, experiment.augment, size=experiment.image_size, seed=experiment.seed)
+        example = splits.example(experiment.image_size)
+        learners = make_learners(experiment, len(splits.labels.given), len(splits.labels.classes), example, device)
+        captures = device.type == "cuda" and dist.num_processes() == 1 if machine.capture is None else machine.capture
+        is_long = self.num_steps * self.order.batch_size >= _COMPILE_FROM
+        labels = splits.labels
+        weights = optim.class_weights(labels) if experiment.class_weights else torch.ones(len(labels.classes))
+        setting = Setting(
+            source=splits.inputs.to(device) if resident and isinstance(splits.inputs, Tensor) else None,
+            given=labels.given.to(device),
+            label_weights=weights.to(device),
+            batches_per_epoch=self.num_per_epoch,
+            batches_per_pass=self.order.batches_per_pass,
+            is_cut=any(crop is not None for crop in reader.crops),
+            device=device,
+            dtype=machine.find_dtype(device),
+            captures=captures and device.type == "cuda",
+            compiles=device.type == "cuda" and is_long if machine.compile is None else machine.compile,
+        )
+        step = Step(experiment, setting, learners)
+        if resident:
+            self.order.to(device)
+            return step, None
+        workers = num_workers(splits.inputs, machine.workers)
+        return step, Stream(reader, self._who, workers, machine.timeout, pin=device.type == "cuda")
+
+    def _who(self, step: int) -> tuple[Tensor, int]:
+        """The examples of this process in a step, and the pass."""
+        share = self.order.batch_size // dist.num_processes()
+        own = self.order.batch(step)[dist.rank() * share : (dist.rank() + 1) * share]
+        return own, step // self.order.batches_per_pass
+
+    def _feed(self, steps: range) -> Iterator[Rows]:
+        if self.stream is not None:
+            return self.stream.rows(steps)
+        return (Rows(self.order.batch(step), None) for step in steps)
+
+    def go(self, received: list[int]) -> dict[str, Any]:
+        """From the last checkpoint, or from the beginning, to the end."""
+        start = self._resume()
+        self.display.begin(self._facts(start))
+        saved, is_stopped = time.perf_counter(), False
+        with self.stream.explained() if self.stream is not None else nullcontext():
+            for number, rows in zip(
+                range(start, self.num_steps), self._feed(range(start, self.num_steps)), strict=True
+            ):
+                if number % self.num_per_epoch == 0:
+                    self.stage = self.experiment.objective.stage(
+                        number / self.num_per_epoch, self.step.learners[0].memory
+                    )
+                self._check_images(rows)
+                self.step(rows, self.stage)
+                done = number + 1
+                is_epoch = done % self.num_per_epoch == 0 or done == self.num_steps
+                if self.clock.is_due(done) or is_epoch:
+                    self._look(done)
+                if is_epoch:
+                    self._end_epoch(done)
+                is_stopped = _agreed(bool(received), self.device)
+                if is_stopped or done == self.num_steps or self._wants_checkpoint(done, saved):
+                    self._save(done)
+                    saved = time.perf_counter()
+                if is_stopped and done < self.num_steps:
+                    raise Stopped(received[0] if received else signal.SIGTERM, self.folder)
+        return self._finish()
+
+    def _wants_checkpoint(self, done: int, saved: float) -> bool:
+        machine = self.experiment.machine
+        if machine.checkpoint_steps is not None:
+            return done % machine.checkpoint_steps == 0
+        return dist.rank() == 0 and time.perf_counter() - saved >= machine.checkpoint_seconds
+
+    def _resume(self) -> int:
+        """Bring back the last checkpoint; the number of steps that are done."""
+        found = self.run.load() if self.run is not None else None
+        state = json.loads(dist.share(json.dumps(None if found is None else found.state), self.device))
+        if state is None:
+            return 0
+        if self.run is not None and found is not None:
+            for damaged in found.damaged:
+                self.display.note(f"passed over a damaged checkpoint ({damaged}); going on from step {found.step}")
+            self.step.begin_sums(state["sums"])
+            self._restore(found)
+            self.run.cut_log(state["log_end"])
+        else:
+            self.step.begin_sums(state["sums"])
+        dist.broadcast_(self.step.tensors().values())
+        self.stage = state["stage"]
+        self.skipped = {int(index): reason for index, reason in state["skipped"].items()}
+        self.began -= state["seconds"]
+        return int(state["step"])
+
+    def _restore(self, found: Checkpoint) -> None:
+        tensors = dict(found.tensors)
+        torch.set_rng_state(tensors.pop("generator.cpu"))
+        if (device_state := tensors.pop("generator.cuda", None)) is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(device_state, self.device)
+        try:
+            restore(self.step, tensors)
+        except ValueError as error:
+            raise RunError(
+                f"the checkpoint of step {found.step} in {self.folder} does not fit this experiment: {error}", BAD_DATA
+            ) from error
+
+    def _save(self, done: int) -> None:
+        self._look(done)  # no checkpoint is written of what is not finite
+        if self.run is None:
+            return
+        tensors = {**self.step.tensors(), "generator.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "step": done,
+            "stage": self.stage,
+            "log_end": self.run.log_end(),
+            "sums": self.step.names,
+            "skipped": self.skipped,
+            "seconds": time.perf_counter() - self.began,
+        }
+        self.run.save(done, tensors, state)
+        self.clock.restart(done)
+
+    def _look(self, done: int) -> None:
+        """Wait for the device, and see whether all is well."""
+        if not self.step.is_fine.item():
+            self._report_not_finite(int(self.step.bad_step.item()))
+        self.clock.look(done)
+        rate = self.clock.rate
+        left = (self.num_steps - done) * self.order.batch_size / rate if rate else math.inf
+        epoch = done / self.num_per_epoch
+        terms = self.step.means()
+        self.display.step(Progress(done, self.num_steps, epoch, self.experiment.epochs, rate, left, terms))
+
+    def _report_not_finite(self, bad: int) -> None:
+        examples = self.order.batch(bad).tolist()
+        inputs = self.splits.inputs
+        names = [inputs.names[index] for index in examples] if isinstance(inputs, Files) else []
+        where = self.folder / "not_finite.json"
+        if self.run is not None:
+            facts = {"step": bad, "epoch": bad / self.num_per_epoch, "examples": examples, "names": names}
+            self.run.write_json(where.name, facts)
+        raise NotFinite(
+            f"the loss or its gradient was not finite at step {bad} (epoch {bad / self.num_per_epoch:.2f}); its "
+            f"examples are in {where}, and the last checkpoint is as it was before; try a lower optimizer.lr, clip=1, "
+            "or machine.precision=float32"
+        )
+
+    def _check_images(self, rows: Rows) -> None:
+        """Stop at an image that cannot be decoded, or say once that it is left out."""
+        for index, reason in rows.problems:
+            if self.experiment.bad_images == "stop":
+                raise BadImage(f"{reason}; bad_images=skip would leave it out and go on")
+            if index not in self.skipped:
+                self.skipped[index] = reason
+                self.display.note(f"left out: {reason}")
+
+    def _end_epoch(self, done: int) -> None:
+        epoch = done / self.num_per_epoch
+        entry: dict[str, Any] = {"epoch": epoch, "step": done}
+        entry["rate"] = self.experiment.optimizer.lr * self.experiment.schedule.factor(epoch, self.experiment.epochs)
+        entry |= self.step.drain()
+        if round(epoch) % self.experiment.evaluate_every == 0 or done == self.num_steps:
+            networks = self._judged_networks(done)
+            for name, inputs, truth in self.splits.judged if self.run is not None else ():
+                seen = self._pass().over(networks, inputs, with_features=False)
+                entry[f"{name}_accuracy"] = metrics.accuracy(seen.predictions.logits, truth[seen.predictions.indices])
+        every = max(1, round(self.experiment.epochs / 10))
+        if self.experiment.mixup is not None and (round(epoch) % every == 0 or done == self.num_steps):
+            self._observe_all()
+        if self.run is not None:
+            self.run.append_log(entry)
+        self.display.epoch(entry)
+        self.clock.restart(done)
+
+    def _observe_all(self) -> None:
+        """Under mixup no step sees an example as it is, so look at all of them."""
+        seen = self._pass().over([self.step.learners[0].network], self.splits.inputs, with_features=False).predictions
+        is_trained = torch.isin(seen.indices, self.splits.train)
+        logits, indices = (part[is_trained].to(self.device) for part in (seen.logits, seen.indices))
+        observe_(self.step.dynamics, logits, self.step.setting.given[indices], indices)
+
+    def _judged_networks(self, done: int) -> list[Module]:
+        """The networks as they are judged: the averaged ones, if there are any, with statistics of their own."""
+        if self.experiment.averaging is None:
+            return [learner.network for learner in self.step.learners]
+        turn = max(0, done - 1) // self.order.batches_per_pass
+        steps = range(turn * self.order.batches_per_pass, (turn + 1) * self.order.batches_per_pass)[:_CALIBRATION]
+        networks = []
+        for average in self.step.averages():
+            assert average is not None
+            judged = optim.averaged_copy(average)
+            optim.recalibrate_(judged, (self.step.prepare(self._read(step), turn) for step in steps))
+            networks.append(judged)
+        return networks
+
+    def _read(self, step: int) -> Rows:
+        return Rows(self.order.batch(step), None) if self.stream is None else self.stream.reader.read(*self._who(step))
+
+    def _pass(self) -> Pass:
+        return Pass(
+            normalize=self.experiment.normalize,
+            size=self.experiment.image_size,
+            device=self.device,
+            dtype=self.step.setting.dtype,
+            workers=self.experiment.machine.workers,
+            timeout=self.experiment.machine.timeout,
+        )
+
+    def _facts(self, start: int) -> dict[str, Any]:
+        realized = describe(self.splits.labels)
+        return {
+            "device": str(self.device),
+            "hardware": hardware(self.device),
+            "num_examples": len(self.splits.train),
+            "num_classes": len(self.splits.labels.classes),
+            "effective_rate": realized.effective_rate,
+            "fingerprint": realized.fingerprint,
+            "num_parameters": sum(each.numel() for each in self.step.learners[0].network.parameters()),
+            "num_steps": self.num_steps,
+            "resumed_at": start,
+            "loading": "resident" if self.stream is None else "streaming",
+            "precision": str(self.step.setting.dtype).removeprefix("torch."),
+        }
+
+    def _finish(self) -> dict[str, Any]:
+        """Write what other commands read."""
+        networks = self._judged_networks(self.num_steps)
+        if self.run is None:
+            return {}
+        folder = self.folder / "predictions"
+        folder.mkdir(exist_ok=True)
+        train_split = self._pass().over(networks, self.splits.inputs)
+        tables = {"train": train_split.predictions}
+        for name, inputs, _ in self.splits.judged:
+            tables[name] = self._pass().over(networks, inputs).predictions
+        for name, predictions in tables.items():
+            write_whole(folder / f"{name}.safetensors", safetensors.torch.save(predictions._asdict()))
+        dynamics = {name: tensor[:-1].cpu().contiguous() for name, tensor in self.step.dynamics.items()}
+        write_whole(self.folder / "dynamics.safetensors", safetensors.torch.save(dynamics))
+        write_whole(self.folder / "model.safetensors", safetensors.torch.save(pack_networks(networks)))
+        result = self._result(tables["train"])
+        self.run.write_json("result.json", result)
+        self.display.end(result)
+        return result
+
+    def _result(self, seen: Predictions) -> dict[str, Any]:
+        entries = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
+        realized = describe(self.splits.labels)
+        return {
+            "accuracy": {name: summarize(entries, f"{name}_accuracy") for name, _, _ in self.splits.judged},
+            "labels": {
+                "fingerprint": realized.fingerprint,
+                "requested_rate": getattr(self.experiment.noise, "rate", None),
+                "effective_rate": realized.effective_rate,
+                "num_examples": len(self.splits.train),
+                "num_classes": len(self.splits.labels.classes),
+            },
+            **wrong_labels(seen, self.splits.labels, self.splits.train),
+            "epochs": self.experiment.epochs,
+            "steps": self.num_steps,
+            "seed": self.experiment.seed,
+            "seconds": round(time.perf_counter() - self.began, 3),
+            "images_per_second": round(self.clock.rate, 1),
+            "peak_memory_bytes": peak_memory(self.device),
+            "hardware": hardware(self.device),
+            "processes": dist.num_processes(),
+            "versions": {"nearsay": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "skipped": len(self.skipped),
+            "finished": True,
+        }
+
+
+def _agreed(is_stopped: bool, device: torch.device) -> bool:
+    """Whether any process was told to stop."""
+    if dist.num_processes() == 1:
+        return is_stopped
+    return bool(dist.total(torch.tensor(float(is_stopped), device=device)) > 0)

@@ -1,0 +1,160 @@
+"""A run folder as it is found again: whose it is, what it holds, and what its networks say of other examples."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import Module
+
+from nearsay import config
+from nearsay.core import Files, Labels
+from nearsay.experiment import Experiment
+from nearsay.loading import Inputs
+from nearsay.noise import fingerprint
+from nearsay.predict import Pass, Predicted
+from nearsay.run import BAD_DATA, Run, RunError, write_whole
+from nearsay.splits import Splits, pack_labels, unpack_labels
+
+
+class Trained(NamedTuple):
+    """What a run has learned."""
+
+    networks: list[Module]  # in evaluation mode, on the CPU
+    experiment: Experiment
+    labels: Labels  # that were learned
+
+
+def read_origin(folder: Path) -> Mapping[str, Any]:
+    """What the experiment of a run was called by; RunError if the folder is none of a run."""
+    path = folder / "experiment.json"
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} is no run folder: {path.name} cannot be read ({error})", BAD_DATA) from error
+    return found
+
+
+def read_labels(folder: Path) -> Labels:
+    """The labels that were learned in a run."""
+    try:
+        return unpack_labels((folder / "labels.npz").read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder}: the labels of the run cannot be read ({error})", BAD_DATA) from error
+
+
+def open_trained(folder: Path) -> Trained:
+    """The networks of a finished run with their weights; RunError says what is missing."""
+    origin = read_origin(folder)
+    if "recipe" not in origin:
+        raise RunError(
+            f"{folder} was trained from Python, not by a recipe, so its network cannot be made again", BAD_DATA
+        )
+    experiment = config.from_origin(origin).experiment
+    labels = read_labels(folder)
+    weights = _read_weights(folder / "model.safetensors")
+    networks = []
+    for number in range(experiment.networks):
+        prefix = f"{number}." if experiment.networks > 1 else ""
+        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+        network = experiment.backbone.build(len(labels.classes), num_inputs=_num_inputs(own))
+        try:
+            network.load_state_dict(own)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise RunError(f"the weights in {folder} do not fit its experiment: {reason}", BAD_DATA) from error
+        networks.append(network.eval())
+    return Trained(networks, experiment, labels)
+
+
+def predict_run(folder: Path, inputs: Inputs, *, device: str = "auto", workers: int | None = None) -> Predicted:
+    """What the networks of a run say of other images or features."""
+    trained = open_trained(folder)
+    machine = trained.experiment.machine
+    place = config.override(trained.experiment, f"machine.device={device}").machine.find_device()
+    _check_inputs(inputs, trained)
+    return Pass(
+        normalize=trained.experiment.normalize,
+        size=trained.experiment.image_size,
+        device=place,
+        dtype=machine.find_dtype(place),
+        workers=machine.workers if workers is None else workers,
+        timeout=machine.timeout,
+    ).over([network.to(place) for network in trained.networks], inputs)
+
+
+def check_same(run: Run, experiment: Experiment) -> None:
+    """See that what ran in this folder before, if anything did, is what shall run now."""
+    path = run.path / "experiment.json"
+    if not path.exists():
+        return
+    try:
+        before = json.loads(path.read_text())["experiment"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); choose another folder with --out", BAD_DATA) from error
+    if changed := config.differences(before, config.to_tree(experiment)):
+        raise config.ConfigError(
+            f"{run.path} holds another experiment ({'; '.join(changed[:5])}); choose another folder with --out"
+        )
+
+
+def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None) -> None:
+    """Write down what runs here and on which labels, or see that the labels are those of before."""
+    path = run.path / "labels.npz"
+    if not path.exists():
+        write_whole(path, pack_labels(splits, getattr(experiment.noise, "rate", None)))
+    try:
+        before = fingerprint(unpack_labels(path.read_bytes()))
+    except ValueError as error:
+        raise RunError(f"{run.path}: {error}", BAD_DATA) from error
+    if before != fingerprint(splits.labels):
+        raise RunError(
+            f"{path} holds other labels than this experiment makes now, so the data has changed since; restore it, or "
+            "choose another folder with --out",
+            BAD_DATA,
+        )
+    if not (run.path / "experiment.json").exists():
+        run.write_json("experiment.json", {**(origin or {}), "experiment": config.to_tree(experiment)})
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a run that needs nothing more, None if it does."""
+    try:
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return result if result.get("finished") else None
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise RunError(
+            f"{path.parent} has no {path.name}: the run is not finished; train it to the end", BAD_DATA
+        ) from error
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
+
+
+def _num_inputs(weights: Mapping[str, Tensor]) -> int:
+    """Channels of images, or features: what the first weight takes."""
+    first = next(tensor for name, tensor in weights.items() if tensor.ndim > 1)
+    return int(first.shape[1])
+
+
+def _check_inputs(inputs: Inputs, trained: Trained) -> None:
+    wants_images = any(isinstance(each, torch.nn.Conv2d) for each in trained.networks[0].modules())
+    if isinstance(inputs, Files) or inputs.ndim == 4:
+        if not wants_images:
+            raise ValueError(
+                f"{len(inputs)} images do not fit: this run was trained on features; give an array of them"
+            )
+    elif wants_images:
+        raise ValueError(f"features {tuple(inputs.shape)} do not fit: this run was trained on images; give those")

@@ -1,0 +1,253 @@
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nearsay import optim
+from nearsay.augment import Augment, ColorJitter, Cutout, Flip, Mixup, PadCrop, RandAugment, RandomResizedCrop, Views
+from nearsay.core import Batch
+from nearsay.datasets.digits import Digits
+from nearsay.experiment import Experiment, Machine
+from nearsay.loading import Order, Rows
+from nearsay.models import MLP, ResNet
+from nearsay.noise import Symmetric
+from nearsay.objectives import ELR, GJS, NCR, Bank, CrossEntropy
+from nearsay.optim import SGD, AdamW, Cosine
+from nearsay.step import Setting, Step, make_learners
+from nearsay.train import NotFinite, train
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+SMALL = Experiment(
+    data=Digits(),
+    noise=Symmetric(rate=0.4),
+    backbone=ResNet(width=8),
+    augment=Augment(transforms=(PadCrop(padding=1), Flip())),
+    optimizer=SGD(lr=0.01),
+    schedule=Cosine(warmup=0),
+    epochs=2,
+    batch_size=64,
+)
+EXPERIMENTS = {
+    "ncr": SMALL,
+    "cross-entropy": replace(SMALL, objective=CrossEntropy()),
+    "a start in the second epoch": replace(SMALL, objective=NCR(start_epoch=1)),
+    "mixup": replace(SMALL, mixup=Mixup()),
+    "elr and a bank": replace(SMALL, objective=NCR(base=ELR(), bank=Bank(size=128), mask_partners=True), mixup=Mixup()),
+    "two views": replace(
+        SMALL, objective=GJS(), augment=Views(first=(PadCrop(padding=1),), second=(PadCrop(padding=1), ColorJitter()))
+    ),
+    "two networks": replace(SMALL, networks=2, averaging=0.9, averaging_ramp=1.0, objective=ELR(), mixup=Mixup()),
+    "adamw and clipping": replace(SMALL, optimizer=AdamW(lr=1e-3), clip=1.0),
+    "strong": replace(SMALL, augment=Augment(transforms=(RandomResizedCrop(size=8), RandAugment(), Cutout(size=2)))),
+}
+
+
+def ready(experiment, device, *, captures, compiles=False, dtype=torch.float32):
+    images, labels = experiment.data.open("train")
+    labels = experiment.noise(labels)
+    device = torch.device(device)
+    order = Order(torch.arange(len(images)), batch_size=experiment.batch_size, seed=0)
+    setting = Setting(
+        source=images.to(device),
+        given=labels.given.to(device),
+        label_weights=torch.ones(10, device=device),
+        batches_per_epoch=order.batches_per_pass,
+        batches_per_pass=order.batches_per_pass,
+        is_cut=False,
+        device=device,
+        dtype=dtype,
+        captures=captures,
+        compiles=compiles,
+    )
+    return Step(experiment, setting, make_learners(experiment, len(images), 10, images[0], device)), order
+
+
+def go(step, order, numbers):
+    for number in numbers:
+        epoch = number // order.batches_per_pass
+        step(Rows(order.batch(number), None), step.experiment.objective.stage(float(epoch), step.learners[0].memory))
+    return {name: tensor.double().cpu() for name, tensor in step.tensors().items()}
+
+
+@contextmanager
+def no_waiting():
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
+def exact():
+    """Without TF32, and with convolutions that do not depend on timing."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_captured_step_is_the_plain_one(name):
+    with exact():
+        captured = go(*(pair := ready(EXPERIMENTS[name], "cuda", captures=True)), range(6))
+        plain = go(*ready(EXPERIMENTS[name], "cuda", captures=False), range(6))
+    assert pair[0]._graph is not None
+    assert captured["count"] == 6
+    for key, value in plain.items():
+        if "predicted" not in key and "changes" not in key:  # where two classes tie, either may win
+            torch.testing.assert_close(
+                captured[key], value, rtol=1e-2, atol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+
+@pytest.mark.parametrize("name", ["ncr", "mixup", "elr and a bank"])
+def test_a_gpu_learns_what_a_cpu_learns(name):
+    with exact():
+        here = go(*ready(EXPERIMENTS[name], "cuda", captures=True), range(3))
+    there = go(*ready(EXPERIMENTS[name], "cpu", captures=False), range(3))
+    for key, value in there.items():
+        if key.startswith("network"):
+            torch.testing.assert_close(
+                here[key], value, rtol=1e-2, atol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("captures", [True, False])
+def test_no_step_waits_for_the_device(name, captures):
+    step, order = ready(EXPERIMENTS[name], "cuda", captures=captures, dtype=torch.bfloat16)
+    order.to(torch.device("cuda"))
+    go(step, order, range(5))
+    with no_waiting():
+        for number in range(5, 10):
+            step(Rows(order.batch(number), None), step._stage)
+    assert step.is_fine.item()
+
+
+def test_another_stage_is_captured_again():
+    experiment = EXPERIMENTS["a start in the second epoch"]
+    step, order = ready(experiment, "cuda", captures=True)
+    go(step, order, range(order.batches_per_pass))
+    first = step._graph
+    assert first is not None
+    assert "ncr" not in step.names
+    go(step, order, range(order.batches_per_pass, order.batches_per_pass + 5))
+    assert step._graph is not None
+    assert step._graph is not first
+    assert step.means()["ncr"] > 0
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_what_is_not_finite_changes_nothing(captures):
+    step, order = ready(replace(SMALL, objective=NCR(base=ELR())), "cuda", captures=captures)
+    before = go(step, order, range(6))
+    step.setting.label_weights.fill_(torch.nan)
+    after = go(step, order, range(6, 9))
+    assert not step.is_fine.item()
+    assert step.bad_step.item() == 6
+    for key, value in before.items():
+        if key != "count":
+            assert torch.equal(after[key], value), key
+
+
+def test_a_compiled_step_learns_what_the_plain_one_learns():
+    experiment = replace(SMALL, backbone=ResNet(width=16))
+    with exact():
+        compiled = go(*ready(experiment, "cuda", captures=True, compiles=True), range(8))
+        plain = go(*ready(experiment, "cuda", captures=False), range(8))
+    for key, value in plain.items():
+        if key.startswith("network"):
+            torch.testing.assert_close(compiled[key], value, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("loading", ["resident", "streaming"])
+def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path, loading):
+    machine = Machine(device="cuda", precision="float32", loading=loading, checkpoint_steps=5, workers=2)
+    experiment = replace(SMALL, epochs=2, machine=machine)
+    whole = train(experiment, tmp_path / "whole")
+    halves = replace(experiment)
+    first = tmp_path / "halves"
+    train(halves, first)
+    for path in ("result.json", "model.safetensors"):
+        (first / path).unlink()
+    newest = sorted((first / "checkpoints").iterdir())[-1]
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    again = train(halves, first)
+    assert again["steps"] == whole["steps"]
+    assert abs(again["accuracy"]["test"]["final"] - whole["accuracy"]["test"]["final"]) < 0.1
+    assert len((first / "log.jsonl").read_text().splitlines()) == 2
+    assert json.loads((first / "result.json").read_text())["images_per_second"] > 0
+
+
+def test_a_run_on_a_gpu_ends_with_76_where_it_is_not_finite(tmp_path):
+    experiment = replace(SMALL, optimizer=SGD(lr=1e30), machine=Machine(device="cuda"))
+    with pytest.raises(NotFinite, match="was not finite at step"):
+        train(experiment, tmp_path)
+    assert json.loads((tmp_path / "not_finite.json").read_text())["examples"]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        PadCrop(),
+        PadCrop(mode="zeros"),
+        Flip(),
+        Cutout(size=8, fill=128),
+        ColorJitter(),
+        RandAugment(),
+        RandomResizedCrop(size=32),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_transforms_do_the_same_on_a_gpu(transform):
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    indices = torch.arange(64)
+    here = transform(images, indices, seed=3, epoch=2)
+    there = transform(images.cuda(), indices.cuda(), seed=3, epoch=2).cpu()
+    off = (here.int() - there.int()).abs()
+    assert (off > 1).float().mean() < 2e-3  # a pixel on an edge may fall to either side, a rounded one may differ by 1
+    assert (off > 0).float().mean() < 2e-2
+
+
+def test_mixup_is_the_same_on_a_gpu():
+    inputs = torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    batch = Batch(inputs=inputs, targets=torch.eye(8).repeat(4, 1), indices=torch.arange(32))
+    there = Batch(inputs=inputs.cuda(), targets=batch.targets.cuda(), indices=batch.indices.cuda())
+    here, there = (Mixup()(each, seed=1, epoch=2) for each in (batch, there))
+    assert torch.equal(here.mix.partners, there.mix.partners.cpu())
+    torch.testing.assert_close(there.inputs.cpu(), here.inputs)
+
+
+def test_averaged_weights_and_steps_that_are_refused_on_a_gpu():
+    network = MLP(hidden=(16,)).build(4, num_inputs=8).cuda()
+    average = optim.averaged_copy(network)
+    optimizer = SGD(lr=0.1).build(network.parameters())
+    before = [each.clone() for each in network.parameters()]
+    network(torch.randn(32, 8, device="cuda")).logits.square().sum().backward()
+    with no_waiting():
+        optim.step_if_(optimizer, torch.zeros((), dtype=torch.bool, device="cuda"))
+    assert all(torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
+    with no_waiting():
+        optim.step_if_(optimizer, torch.ones((), dtype=torch.bool, device="cuda"))
+        optim.update_average_(average, network, torch.full((), 0.75, device="cuda"))
+    changed = next(iter(network.parameters()))
+    torch.testing.assert_close(next(iter(average.parameters())), 0.75 * before[0] + 0.25 * changed)
+
+
+def test_labels_and_paths_survive_a_run_on_a_gpu(tmp_path):
+    result = train(replace(SMALL, epochs=1), Path(tmp_path))
+    assert result["labels"]["effective_rate"] == pytest.approx(0.36, abs=0.03)
+    assert result["hardware"] == torch.cuda.get_device_name()

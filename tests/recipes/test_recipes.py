@@ -1,0 +1,326 @@
+import inspect
+import re
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from nearsay.augment import CIFAR10_COLORS, CIFAR100_COLORS, IMAGENET_COLORS, Augment, Mixup, RandomResizedCrop, Views
+from nearsay.core import Batch, one_hot
+from nearsay.experiment import Experiment
+from nearsay.models import MLP, ResNet, Timm
+from nearsay.noise import Asymmetric, AsymmetricInPlace, InstanceDependent, PairFlip, Symmetric
+from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy
+from nearsay.optim import SGD, AdamW, Cosine
+from nearsay.recipes import _images, cifar10, cifar100, digits, embeddings, folder, manifest, toy
+from nearsay.recipes.methods import FeatureMethod, Method, choose
+
+PATH = Path("/data/mine")
+RECIPES = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "digits": digits,
+    "embeddings": embeddings,
+    "folder": folder,
+    "manifest": manifest,
+    "toy": toy,
+}
+ON_FEATURES = ("embeddings", "toy")
+WITHOUT_PATH = ("digits", "toy")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """An empty cache of Hugging Face, whatever this machine has."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def made(name, **choices) -> Experiment:
+    if name not in WITHOUT_PATH:
+        choices = {"path": PATH, **choices}
+    return RECIPES[name].recipe(**choices)
+
+
+def put_weights(cache, name):
+    file = cache / f"models--timm--{name}" / "snapshots" / "0123" / "model.safetensors"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    return file
+
+
+def test_the_list_of_recipes_here_is_complete():
+    files = Path(inspect.getfile(toy)).parent.glob("[!_]*.py")
+    assert sorted(file.stem for file in files if file.stem != "methods") == sorted(RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "is_mixed"),
+    [
+        ("standard", CrossEntropy(), False),
+        ("mixup", CrossEntropy(), True),
+        ("label-smoothing", CrossEntropy(smoothing=0.5), False),
+        ("label-smoothing+mixup", CrossEntropy(smoothing=0.5), True),
+        ("bootstrap", Bootstrap(alpha=0.5), False),
+        ("bootstrap+mixup", Bootstrap(alpha=0.5), True),
+        ("ncr", NCR(k=7), False),
+        ("ncr+mixup", NCR(k=7), True),
+        ("elr", ELR(beta=0.5), False),
+        ("ncr+elr", NCR(k=7, base=ELR(beta=0.5)), False),
+        ("gjs", GJS(), False),
+    ],
+)
+def test_a_method_is_its_objective_and_its_mixup(method, objective, is_mixed):
+    choice = choose(method, ncr=NCR(k=7), elr=ELR(beta=0.5))
+    assert choice.objective == objective
+    assert choice.mixup == (Mixup(alpha=0.5) if is_mixed else None)
+    assert choice.num_views == (2 if method == "gjs" else 1)
+
+
+def test_every_method_has_a_name_and_those_of_features_need_no_second_view():
+    assert [name for name in get_args(Method) if choose(name, ncr=NCR()).num_views == 1] == list(
+        get_args(FeatureMethod)
+    )
+    with pytest.raises(ValueError, match="method='nrc' must be one of standard, mixup, "):
+        choose("nrc", ncr=NCR())
+
+
+def test_beside_elr_a_recipe_may_have_another_ncr():
+    choice = choose("ncr+elr", ncr=NCR(), beside_elr=NCR(alpha=0.1))
+    assert choice.objective == NCR(alpha=0.1, base=ELR())
+    assert choose("ncr", ncr=NCR(), beside_elr=NCR(alpha=0.1)).objective == NCR()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_takes_every_method(name):
+    for method in get_args(FeatureMethod if name in ON_FEATURES else Method):
+        experiment = made(name, method=method)
+        assert experiment.mixup == (Mixup(alpha=1.0 if "cifar" in name else 0.5) if "mixup" in method else None)
+        if name in ON_FEATURES:
+            assert (experiment.augment, experiment.normalize) == (None, None)
+        elif method == "gjs":
+            assert isinstance(experiment.augment, Views)
+            assert experiment.augment.first == experiment.augment.second
+        elif experiment.augment is not None:
+            assert isinstance(experiment.augment, Augment)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_seed_reaches_the_run_and_its_noise(name):
+    experiment = made(name, seed=5, noise=0.3)
+    assert experiment.seed == 5
+    assert (experiment.noise.seed, experiment.noise.rate) == (5, 0.3)
+    if name in WITHOUT_PATH:
+        assert experiment.data.seed == 5
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_noise_zero_is_no_noise_model(name):
+    assert made(name, noise=0).noise is None
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_may_be_as_short_as_a_tenth_of_an_epoch(name):
+    experiment = made(name, epochs=0.1)
+    assert experiment.epochs == 0.1
+    assert experiment.schedule.warmup <= 0.1 / 10
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_negative_number_of_epochs_is_refused_by_its_name(name):
+    with pytest.raises(ValueError, match="epochs=-3 must be a number"):
+        made(name, epochs=-3)
+
+
+def test_cifar10_is_the_paper_but_for_its_length():
+    experiment = made("cifar10")
+    assert experiment.objective == NCR(alpha=0.9, k=10, temperature=2.0, start_epoch=0, variant="paper")
+    assert experiment.noise == Symmetric(rate=0.4, redraw=True)
+    assert experiment.backbone == ResNet(depth=18, small_images=True, width=64)
+    assert experiment.optimizer == SGD(lr=0.1, momentum=0.9, nesterov=False, weight_decay=5e-4)
+    assert experiment.schedule == Cosine(warmup=1.0, final=0.0)
+    assert (experiment.batch_size, experiment.epochs, experiment.held_out) == (256, 100, 0)
+    assert experiment.normalize == CIFAR10_COLORS
+    assert [type(each).__name__ for each in experiment.augment.transforms] == ["PadCrop", "Flip"]
+    assert experiment.augment.transforms[0].padding == 4
+    assert replace(made("cifar100"), data=experiment.data, normalize=CIFAR10_COLORS) == experiment
+    assert made("cifar100").normalize == CIFAR100_COLORS
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "noise"),
+    [
+        ("cifar10", "symmetric", Symmetric(rate=0.2, redraw=True)),
+        ("cifar10", "symmetric-strict", Symmetric(rate=0.2, redraw=False)),
+        ("cifar10", "asymmetric", Asymmetric(rate=0.2, mapping="cifar10")),
+        ("cifar10", "asymmetric-in-place", AsymmetricInPlace(rate=0.2)),
+        ("cifar10", "instance", InstanceDependent(rate=0.2)),
+        ("cifar100", "symmetric", Symmetric(rate=0.2, redraw=True)),
+        ("cifar100", "symmetric-strict", Symmetric(rate=0.2, redraw=False)),
+        ("cifar100", "asymmetric-next", Asymmetric(rate=0.2, mapping="cifar100-next")),
+        ("cifar100", "asymmetric-superclass", Asymmetric(rate=0.2, mapping="cifar100-superclass")),
+        ("cifar100", "instance", InstanceDependent(rate=0.2)),
+        ("digits", "symmetric", Symmetric(rate=0.2, redraw=True)),
+        ("digits", "symmetric-strict", Symmetric(rate=0.2, redraw=False)),
+        ("digits", "pair-flip", PairFlip(rate=0.2)),
+        ("digits", "instance", InstanceDependent(rate=0.2)),
+    ],
+)
+def test_a_kind_of_noise_is_a_noise_model(name, kind, noise):
+    assert made(name, kind=kind, noise=0.2).noise == noise
+    assert made(name, kind=kind, noise=0).noise is None
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "digits"])
+def test_every_declared_kind_of_noise_is_known(name):
+    kinds = [kind for kind in get_args(RECIPES[name].Kind) if kind != "human"]
+    models = [made(name, kind=kind, noise=0.2).noise for kind in kinds]
+    assert None not in models
+    assert len(set(map(repr, models))) == len(kinds)
+
+
+def test_human_labels_come_from_their_file_and_no_noise_is_added():
+    experiment = made("cifar10", kind="human", labels=Path("/n.pt"), column="worse")
+    assert experiment.noise is None
+    assert (experiment.data.labels, experiment.data.column) == (Path("/n.pt"), "worse")
+    assert made("cifar100", kind="human", labels=Path("/n.pt")).data.labels == Path("/n.pt")
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"kind": "human"}, "kind='human' needs labels="),
+        ({"kind": "human", "labels": PATH}, "kind='human' needs column=, one of aggre, worse, "),
+        ({"labels": PATH}, "labels='/data/mine' is of use only with kind=human"),
+        ({"column": "worse"}, "column='worse' is of use only with kind=human"),
+    ],
+)
+def test_human_labels_that_would_not_be_used_are_refused(choices, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        made("cifar10", **choices)
+
+
+def test_alpha_follows_the_variant_unless_it_is_given():
+    assert made("cifar10", variant="released").objective == NCR(alpha=0.7, variant="released")
+    assert made("cifar10", variant="released", alpha=0.2, k=5).objective == NCR(alpha=0.2, k=5, variant="released")
+
+
+def test_beside_elr_ncr_is_weak_and_late_as_the_paper_prints():
+    assert made("cifar10", method="ncr+elr", epochs=250).objective == NCR(alpha=0.1, start_epoch=50, base=ELR())
+    elr = ELR(beta=0.9, weight=7.0)
+    assert made("cifar100", method="ncr+elr", epochs=250).objective == NCR(alpha=0.1, start_epoch=200, base=elr)
+    assert made("cifar10", method="ncr+elr", alpha=0.5).objective.alpha == 0.5
+
+
+def test_elr_has_the_settings_of_its_authors():
+    assert made("cifar10", method="elr").objective == ELR(beta=0.7, weight=3.0)
+    assert made("cifar10", method="elr", kind="asymmetric").objective == ELR(beta=0.9, weight=1.0)
+    assert made("cifar100", method="elr").objective == ELR(beta=0.9, weight=7.0)
+
+
+@pytest.mark.parametrize("name", ["folder", "manifest"])
+def test_own_images_start_from_scratch_where_no_weights_are(name):
+    experiment = made(name, size=96, epochs=40, batch_size=128)
+    assert experiment.data.path == PATH
+    assert (experiment.backbone, experiment.init) == (ResNet(depth=18, small_images=False), None)
+    assert experiment.objective == NCR(alpha=0.7, k=10, start_epoch=10)
+    assert experiment.optimizer == SGD(lr=0.1)
+    assert experiment.augment.transforms[0] == RandomResizedCrop(size=96)
+    assert (experiment.image_size, experiment.normalize) == (96, IMAGENET_COLORS)
+    assert (experiment.noise, experiment.held_out, experiment.bad_images) == (None, 0.1, "skip")
+
+
+def test_own_images_start_from_weights_that_were_downloaded_before(cache):
+    assert made("folder").init is None
+    put_weights(cache, "resnet180.x")
+    assert made("folder").init is None
+    file = put_weights(cache, "resnet18.a1_in1k")
+    experiment = made("folder")
+    assert (experiment.backbone, experiment.init) == (ResNet(depth=18, small_images=False), str(file))
+    assert experiment.objective == NCR(alpha=0.7, k=10, start_epoch=0)
+    assert experiment.optimizer == SGD(lr=0.01)
+    assert made("folder", backbone="resnet50").init is None
+    assert made("folder", weights="none").init is None
+    assert made("folder", weights="none").optimizer == SGD(lr=0.05)
+
+
+@pytest.mark.parametrize(
+    ("variables", "hub"),
+    [({}, ".cache/huggingface/hub"), ({"XDG_CACHE_HOME": "x"}, "x/huggingface/hub"), ({"HF_HOME": "y"}, "y/hub")],
+)
+def test_the_cache_is_where_hugging_face_puts_it(monkeypatch, tmp_path, variables, hub):
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, place in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / place))
+    file = put_weights(tmp_path / hub, "resnet18.a1_in1k")
+    assert made("folder").init == str(file)
+
+
+def test_weights_of_a_file_need_the_name_of_their_network():
+    experiment = made("folder", backbone="resnet50", weights=Path("/w.safetensors"))
+    assert (experiment.backbone, experiment.init) == (ResNet(depth=50, small_images=False), "/w.safetensors")
+    with pytest.raises(ValueError, match=r"weights='/w.safetensors' needs backbone="):
+        made("folder", weights=Path("/w.safetensors"))
+
+
+def test_other_networks_are_those_of_timm_if_it_is_there(monkeypatch, cache):
+    monkeypatch.setattr(_images, "find_spec", lambda name: object())
+    assert made("folder", backbone="convnext_tiny").backbone == Timm(name="convnext_tiny")
+    file = put_weights(cache, "convnext_tiny.fb_in1k")
+    experiment = made("folder", backbone="convnext_tiny")
+    assert (experiment.backbone, experiment.init) == (Timm(name="convnext_tiny", weights=str(file)), None)
+    assert experiment.optimizer == SGD(lr=0.01)
+    monkeypatch.setattr(_images, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"backbone='convnext_tiny' is none of auto, resnet18.*pip install"):
+        made("folder", backbone="convnext_tiny")
+
+
+def test_features_get_a_perceptron():
+    experiment = made("embeddings", labels=Path("/y.npy"), hidden=(64, 32))
+    assert experiment.data.labels == Path("/y.npy")
+    assert experiment.backbone == MLP(hidden=(64, 32))
+    assert experiment.objective == NCR()
+    assert isinstance(experiment.optimizer, AdamW)
+
+
+@pytest.mark.parametrize("name", ["digits", "toy"])
+def test_every_method_takes_a_step_on_the_quick_recipes(name):
+    for method in get_args(FeatureMethod if name in ON_FEATURES else Method):
+        experiment = made(name, method=method)
+        split = experiment.data.open("train")
+        rows = torch.arange(32)
+        labels = experiment.noise(split.labels, split.inputs)
+        num_classes = len(labels.classes)
+        batch = Batch(inputs=split.inputs[rows], targets=one_hot(labels.given[rows], num_classes), indices=rows)
+        if experiment.augment is not None:
+            batch = experiment.augment(batch, seed=0, epoch=0)
+        if experiment.normalize is not None:
+            batch = replace(batch, inputs=experiment.normalize(batch.inputs, batch.indices, seed=0, epoch=0))
+        if experiment.mixup is not None:
+            batch = experiment.mixup(batch, seed=0, epoch=0)
+        model = experiment.backbone.build(num_classes, num_inputs=batch.inputs.shape[1])
+        memory = experiment.objective.memory(len(labels.given), num_classes, model.num_features)
+        stage = experiment.objective.stage(0.0, memory)
+        loss = experiment.objective(model(batch.inputs), batch, torch.tensor(0.0), memory, stage)
+        loss.total.backward()
+        assert loss.total.isfinite()
+        assert all(weight.grad.isfinite().all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_what_it_reproduces_how_to_run_it_and_what_each_parameter_is(name):
+    module = import_module(f"nearsay.recipes.{name}")
+    text = inspect.getdoc(module.recipe)
+    for part in ("Reproduces: ", "Command: nearsay train " + name, "Time: ", "Accuracy: ", "Args:\n"):
+        assert part in text, part
+    documented = re.findall(r"^    (\w+): (.+)$", text.partition("Args:\n")[2], flags=re.MULTILINE)
+    parameters = inspect.signature(module.recipe).parameters
+    assert [key for key, _ in documented] == list(parameters)
+    assert all(meaning.endswith(".") for _, meaning in documented)
+    words = re.search(r"^Command: nearsay train \S+(.*)$", text, flags=re.MULTILINE)[1].split()
+    assert all(word.partition("=")[0] in parameters for word in words)

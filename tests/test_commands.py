@@ -1,0 +1,476 @@
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from nearsay import config, tables
+from nearsay.commands import catalog, compare, doctor, estimate, evaluate, naming, predict
+from nearsay.core import Labels, NoSplit, Predictions
+from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
+from nearsay.experiment import Experiment
+from nearsay.run import RunError
+from nearsay.train import train
+
+SMALL = ["epochs=2"]
+SIZES = ["data.num_train=200", "data.num_test=120", "batch_size=50", "held_out=40"]
+
+
+def made(seed=0, method="ncr"):
+    call = config.call_recipe("toy", [f"seed={seed}", f"method={method}", *SMALL])
+    return config.apply_overrides(call, SIZES)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "ncr"
+    call = made()
+    train(call.experiment, folder, origin=call.origin)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(run):
+    return json.loads((run / "result.json").read_text())
+
+
+# Names of folders
+
+
+def origin(**changes):
+    return {"recipe": "cifar10", "arguments": {"noise": "0.4", "method": "ncr"}, "overrides": [], **changes}
+
+
+def test_the_default_folder_reads_like_the_command():
+    assert naming.default_folder(origin()).as_posix() == "runs/cifar10-method=ncr-noise=0.4"
+    assert naming.default_folder(origin(arguments={})).as_posix() == "runs/cifar10"
+
+
+def test_the_default_folder_does_not_depend_on_the_order_or_on_where_it_runs():
+    same = [
+        origin(arguments={"method": "ncr", "noise": "0.4"}),
+        origin(overrides=["machine.device=cuda", "machine.workers=2"]),
+    ]
+    assert {naming.default_folder(each) for each in same} == {naming.default_folder(origin())}
+
+
+def test_other_choices_get_another_folder():
+    others = [
+        origin(),
+        origin(arguments={"noise": "0.4"}),
+        origin(arguments={"noise": "0.4", "method": "ncr", "seed": "1"}),
+        origin(overrides=["objective.k=5"]),
+        origin(overrides=["objective.k=50"]),
+        origin(arguments={"path": "a/b"}),
+        origin(arguments={"path": "a b"}),
+        origin(arguments={"path": "a_b"}),
+        origin(arguments={"path": "x" * 300}),
+        origin(arguments={"path": "x" * 301}),
+        origin(recipe="mine.py", sha256="1"),
+        origin(recipe="mine.py", sha256="2"),
+    ]
+    assert len({naming.default_folder(each) for each in others}) == len(others)
+
+
+@pytest.mark.parametrize("value", ["../../etc", "a/b\\c", "é\n\t", "x" * 500, "*?|<>", "~"])
+def test_the_default_folder_is_one_plain_name_below_runs(value):
+    folder = naming.default_folder(origin(arguments={"path": value}))
+    assert folder.parent.as_posix() == "runs"
+    assert folder.name.isascii()
+    assert len(folder.name) <= 120
+    assert not set(folder.name) & set("/\\*?|<>~ \n")
+
+
+# Recipes
+
+
+def test_every_recipe_is_described_from_its_file():
+    described = [catalog.describe_recipe(name) for name in config.recipe_names()]
+    assert [each.name for each in described] == config.recipe_names()
+    assert all(each.summary.endswith(".") for each in described)
+    assert all("method" in each.parameters for each in described)
+
+
+def test_a_recipe_tells_its_defaults_as_on_a_command_line():
+    digits = catalog.describe_recipe("digits")
+    assert digits.parameters["method"] == "ncr"
+    assert digits.parameters["noise"] == "0.4"
+    assert catalog.describe_recipe("folder").parameters["path"] == ""
+
+
+def test_a_recipe_of_ones_own_is_read_and_not_run(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("raise SystemExit\ndef recipe(path, a=1, *, b='x', c):\n    '''Mine.\n\n    More.\n    '''\n")
+    found = catalog.describe_recipe(str(file))
+    assert found.summary == "Mine."
+    assert found.docstring == "Mine.\n\nMore."
+    assert found.parameters == {"path": "", "a": "1", "b": "x", "c": ""}
+
+
+@pytest.mark.parametrize(("content", "told"), [("def other(): pass", "no function called recipe"), ("def (", "Python")])
+def test_a_file_without_a_recipe_is_refused(tmp_path, content, told):
+    (tmp_path / "mine.py").write_text(content)
+    with pytest.raises(ValueError, match=told):
+        catalog.describe_recipe(str(tmp_path / "mine.py"))
+
+
+# The estimate
+
+
+def test_what_is_allocated_is_counted():
+    found = estimate.estimate(made().experiment)
+    num = (32 * 256 + 256) + (256 * 64 + 64) + (64 * 8 + 8)  # the layers of the toy network
+    assert found.num_parameters == num
+    assert found.num_bytes["weights"] == found.num_bytes["gradients"] == 4 * num
+    assert 8 * num <= found.num_bytes["optimizer"] <= 8 * num + 1000  # two moments, and counts of steps
+    assert found.num_bytes["averages"] == 0
+    assert not found.is_assumed
+
+
+def test_activations_are_what_the_layers_keep_and_grow_with_the_batch():
+    experiment = made().experiment
+    found = estimate.estimate(experiment).num_bytes["activations"]
+    assert found == 50 * 4 * (32 + 256 + 64)  # the input of each layer; the last is also the features
+    doubled = estimate.estimate(replace(experiment, batch_size=100)).num_bytes["activations"]
+    assert doubled == 2 * found
+
+
+def test_in_place_activations_are_counted_once():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+    assert estimate._saved_bytes(network, (4,)) == 2 * 4 * (4 + 8)
+
+
+def test_two_networks_and_averages_take_their_share():
+    experiment = replace(made().experiment, networks=2, averaging=0.9)
+    one, two = estimate.estimate(made().experiment), estimate.estimate(experiment)
+    assert two.num_parameters == 2 * one.num_parameters
+    assert two.num_bytes["averages"] == two.num_bytes["weights"] == 2 * one.num_bytes["weights"]
+    assert two.num_bytes["activations"] == 2 * one.num_bytes["activations"]
+
+
+def test_the_steps_are_those_of_the_training(result):
+    assert estimate.estimate(made().experiment).num_steps == result["steps"] == 6
+
+
+def test_two_views_keep_twice_as_much():
+    one, two = (config.call_recipe("digits", [f"method={method}"]).experiment for method in ("standard", "gjs"))
+    kept = [estimate.estimate(each).num_bytes["activations"] for each in (one, two)]
+    assert kept[1] == 2 * kept[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (Cifar10(path="nowhere"), (50_000, 10, (3, 32, 32))),
+        (Cifar100(path="nowhere"), (50_000, 100, (3, 32, 32))),
+        (Folder(path="nowhere"), (None, 1000, (3, 64, 64))),
+        (Embeddings(path="nowhere.npz"), (None, 1000, (1024,))),
+    ],
+)
+def test_no_file_is_opened_for_an_estimate(data, expected):
+    assert estimate._sizes(Experiment(data=data, image_size=64)) == expected
+
+
+def test_the_plan_names_every_field_once_and_calls_the_memory_an_estimate():
+    call = config.call_recipe("folder", ["path=nowhere"])
+    tree = config.to_tree(call.experiment)
+    told = estimate.describe_plan(tree, estimate.estimate(replace(made().experiment, data=Embeddings(path="x.npz"))))
+    lines = told.splitlines()
+    assert "data: Folder" in lines
+    assert "  k: 10" in lines
+    assert lines.count("seed: 0") == 1
+    assert "steps: unknown until the data is opened" in lines
+    assert any(line.startswith("memory, an estimate") for line in lines)
+    assert lines[-1] == "assumed, as only the data can tell: 1000 classes, inputs of 1024"
+
+
+# Evaluation
+
+
+def test_evaluation_agrees_with_what_training_found(run, result):
+    report = evaluate.evaluate(run)
+    assert report["split"] == "test"
+    assert report["num_examples"] == 120
+    assert report["accuracy"] == pytest.approx(result["accuracy"]["test"]["final"], abs=1e-12)
+    assert report["balanced_accuracy"] == pytest.approx(report["accuracy"], abs=1e-12)  # 15 examples of each class
+    assert report["detection"]["auroc"] == pytest.approx(result["detection"]["auroc"], abs=1e-12)
+    assert 0 < report["calibration_error"] < 1
+    assert report["top_5_accuracy"] > report["accuracy"]
+
+
+def test_held_out_examples_are_of_validation_and_not_of_train(run, result):
+    train_report, validation = (evaluate.evaluate(run, split=split) for split in ("train", "validation"))
+    assert train_report["num_examples"] == 160
+    assert validation["num_examples"] == 40
+    assert validation["accuracy"] == pytest.approx(result["accuracy"]["validation"]["final"], abs=1e-12)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_pass_finds_what_was_kept(run, split, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "predictions" / f"{split}.safetensors").unlink()
+    kept, passed = evaluate.evaluate(run, split=split), evaluate.evaluate(copy, split=split)
+    for name in ("accuracy", "nll", "num_examples"):
+        assert passed[name] == pytest.approx(kept[name], rel=1e-5)
+
+
+def test_other_data_is_judged_by_the_names_of_its_classes(run, tmp_path):
+    inputs, labels = made().experiment.data.open("test")
+    names = np.array([f"{number}" for number in labels.given.tolist()])
+    order = np.array([str(number) for number in range(7, -1, -1)])  # the same names, numbered from the other end
+    np.savez(tmp_path / "data.npz", features=inputs.numpy(), labels=names, classes=order)
+    report = evaluate.evaluate(run, data=tmp_path / "data.npz")
+    assert report["split"] == "train"  # all that there is
+    assert report["accuracy"] == pytest.approx(evaluate.evaluate(run)["accuracy"])
+    assert report["detection"] is None
+
+
+def test_renumbered_labels_keep_minus_one():
+    labels = Labels(torch.tensor([0, 1, -1]), torch.tensor([-1, 0, 1]), ("b", "a"))
+    found = evaluate._renumbered(labels, ("a", "b", "c"), "here")
+    assert found.given.tolist() == [1, 0, -1]
+    assert found.clean is not None
+    assert found.clean.tolist() == [-1, 1, 0]
+
+
+def test_a_class_that_was_never_learned_is_refused(run, tmp_path):
+    np.savez(tmp_path / "data.npz", features=np.zeros((2, 32)), labels=np.array(["0", "cat"]))
+    with pytest.raises(ValueError, match=r"class 'cat' in .* is none that the run has learned; these are 0, 1"):
+        evaluate.evaluate(run, data=tmp_path / "data.npz")
+
+
+def test_a_split_that_is_not_there_is_refused(run):
+    with pytest.raises(NoSplit, match=r"split='dev' is not in the data .* it has train and validation and test"):
+        evaluate.evaluate(run, split="dev")
+
+
+def test_damaged_predictions_are_named(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "predictions" / "test.safetensors").write_bytes(b"nothing")
+    with pytest.raises(RunError, match=r"test.safetensors is damaged .* remove it") as caught:
+        evaluate.evaluate(copy)
+    assert caught.value.code == 65
+
+
+def test_data_is_of_the_kind_that_it_looks_like(tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\n")
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "batches.meta").write_text("")
+    like = Cifar10(path="old", labels="n.pt", column="worse")
+    assert evaluate._dataset_at(tmp_path / "list.csv", like) == Manifest(path=tmp_path / "list.csv")
+    assert evaluate._dataset_at(tmp_path / "x.npz", like) == Embeddings(path=tmp_path / "x.npz")
+    assert evaluate._dataset_at(tmp_path, like) == Cifar10(path=tmp_path)
+    assert evaluate._dataset_at(tmp_path, Folder(path="old")) == Folder(path=tmp_path)
+
+
+# Predictions
+
+
+def test_features_of_any_file_get_the_label_that_evaluation_finds(run, tmp_path):
+    inputs, labels = made().experiment.data.open("test")
+    np.save(tmp_path / "a.npy", inputs.numpy())
+    np.savez(tmp_path / "b.npz", features=inputs.numpy(), labels=labels.given.numpy())
+    columns = {f"feature{number}": inputs[:, number].tolist() for number in range(32)}
+    tables.write(tmp_path / "c.parquet", {"label": ["?"] * len(inputs), **columns})
+    found = [predict.predict(run, [tmp_path / name]) for name in ("a.npy", "b.npz", "c.parquet")]
+    assert found[0]["label"] == found[1]["label"] == found[2]["label"]
+    hits = [label == str(truth) for label, truth in zip(found[0]["label"], labels.given.tolist(), strict=True)]
+    assert sum(hits) / len(hits) == pytest.approx(evaluate.evaluate(run)["accuracy"])
+    assert found[0]["path"][:2] == [f"{tmp_path}/a.npy:0", f"{tmp_path}/a.npy:1"]
+    assert set(found[0]["error"]) == {None}
+    assert all(1 / 8 <= probability <= 1 for probability in found[0]["probability"])
+
+
+def test_two_files_of_features_follow_each_other(run, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(5, 32))
+    np.save(tmp_path / "a.npy", rows[:2])
+    np.save(tmp_path / "b.npy", rows[2:])
+    np.save(tmp_path / "all.npy", rows)
+    parts = predict.predict(run, [tmp_path / "a.npy", tmp_path / "b.npy"])
+    assert parts["probability"] == predict.predict(run, [tmp_path / "all.npy"])["probability"]
+    assert parts["path"][-1] == f"{tmp_path}/b.npy:2"
+
+
+def test_what_cannot_be_read_is_a_row_with_an_error():
+    predictions = Predictions(torch.zeros(2, 1), torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([2, 0]))
+    found = predict._columns(["a", "b", "c"], predictions, {1: "is broken"}, ("no", "yes"))
+    assert found["path"] == ["a", "b", "c"]
+    assert found["label"] == ["no", None, "yes"]
+    assert found["probability"] == [pytest.approx(0.880797), None, pytest.approx(0.731059)]
+    assert found["error"] == [None, "is broken", None]
+
+
+def test_images_are_found_in_folders_and_keep_the_names_they_were_given_by(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/b.png", "in/sub/a.JPG", "in/.hidden.png", "in/.git/c.png", "in/notes.txt", "other/d.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(tmp_path / name, "PNG")
+    names, files = predict._images([tmp_path.__class__("in"), tmp_path.__class__("other/d.png")])
+    assert names == ["in/b.png", "in/sub/a.JPG", "other/d.png"]
+    assert files.root == tmp_path
+    assert files.names == ("in/b.png", "in/sub/a.JPG", "other/d.png")
+
+
+def broken_features(folder):
+    np.savez(folder / "many.npz", a=np.zeros((2, 3)), b=np.zeros((2, 3)))
+    np.save(folder / "flat.npy", np.zeros(3))
+    np.save(folder / "nan.npy", np.full((2, 3), np.nan))
+    np.save(folder / "pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (folder / "text.npy").write_text("nothing")
+    tables.write(folder / "words.parquet", {"x": ["a", "b"]})
+    tables.write(folder / "labels.parquet", {"label": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("many.npz", "it has the arrays a, b, none of them called features"),
+        ("flat.npy", r"holds an array of \(3,\)"),
+        ("nan.npy", "finite"),
+        ("pickled.npy", "is not read"),
+        ("text.npy", "is not read"),
+        ("words.parquet", "is not read"),
+        ("labels.parquet", "none of them a feature"),
+    ],
+)
+def test_files_that_hold_no_features_are_refused(tmp_path, name, told):
+    broken_features(tmp_path)
+    with pytest.raises(ValueError, match=told):
+        predict._read_features(tmp_path / name)
+
+
+# Comparison
+
+
+@pytest.fixture(scope="module")
+def runs(run, tmp_path_factory):
+    """The run three times over, with other seeds, methods and accuracies written into it."""
+    folders = []
+    for seed, method, final in ((0, "ncr", 0.8), (1, "ncr", 0.9), (0, "standard", 0.5)):
+        folder = shutil.copytree(run, tmp_path_factory.mktemp("copies") / f"{method}-{seed}")
+        origin = config.apply_overrides(made(seed, method), [])
+        tree = {**origin.origin, "experiment": config.to_tree(origin.experiment)}
+        (folder / "experiment.json").write_text(json.dumps(tree))
+        result = json.loads((folder / "result.json").read_text()) | {"seed": seed}
+        result["accuracy"]["test"]["final"] = final
+        (folder / "result.json").write_text(json.dumps(result))
+        folders.append(folder)
+    return folders
+
+
+def test_runs_that_differ_in_their_seed_have_a_mean(runs):
+    groups = compare.compare(runs)
+    assert [[row["seed"] for row in group.rows] for group in groups] == [[0, 1], [0]]
+    first = groups[0].means["final"]
+    assert first is not None
+    assert first.mean == pytest.approx(0.85)
+    assert first.deviation == pytest.approx(0.1 / 2**0.5)  # of a sample of two
+    headers, rows = compare.comparison_cells(groups, "test")
+    assert [len(row) for row in rows] == [len(headers)] * 4
+    assert [row[headers.index("test, final")] for row in rows] == ["80.0 %", "90.0 %", "85.0 ± 7.1", "50.0 %"]
+    assert [row[3] for row in rows] == ["0", "1", "n=2", "0"]
+    assert [row[0] for row in rows] == ["ncr", "ncr", "ncr: mean ± std", "standard"]
+
+
+def test_a_run_named_twice_counts_once(runs):
+    assert [len(group.rows) for group in compare.compare([runs[0], runs[0], runs[1]])] == [2]
+
+
+def test_a_split_that_was_not_judged_cannot_be_compared(runs):
+    with pytest.raises(ValueError, match="has no accuracy on split='dev'; it has validation and test"):
+        compare.compare(runs, split="dev")
+
+
+# The demonstration
+
+
+def demonstrated(finals):
+    return [
+        compare.Demonstrated(
+            number,
+            len(finals),
+            method,
+            seed,
+            None,
+            {"accuracy": {"test": {"final": final}}, "confidence": {"right": 0.5, "wrong": 0.25}},
+        )
+        for number, ((method, seed), final) in enumerate(finals.items(), start=1)
+    ]
+
+
+def test_the_demonstration_shows_every_seed_and_a_loss_as_a_loss():
+    runs = demonstrated({("standard", 0): 0.9, ("ncr", 0): 0.8, ("standard", 1): 0.9, ("ncr", 1): 0.95})
+    headers, rows = compare.demo_cells(runs)
+    assert headers == ["test accuracy after the last epoch", "seed 0", "seed 1", "mean ± std"]
+    assert rows[:3] == [
+        ["standard", "90.0 %", "90.0 %", "90.0 ± 0.0"],
+        ["ncr", "80.0 %", "95.0 %", "87.5 ± 10.6"],
+        ["ncr above standard, points", "-10.0", "+5.0", "-2.5 ± 10.6"],
+    ]
+    assert rows[-1] == ["confidence in wrong labels, ncr", "25.0 %", "25.0 %", "25.0 ± 0.0"]
+
+
+def test_the_demonstration_trains_each_method_on_each_seed(monkeypatch, tmp_path):
+    trained = []
+
+    def fake(experiment, folder, *, origin, display):
+        trained.append((experiment.objective.__class__.__name__, experiment.seed, experiment.noise.rate, folder.name))
+        return {"epochs": experiment.epochs}
+
+    monkeypatch.setattr(compare, "train", fake)
+    done = list(compare.demonstrate(tmp_path, arguments=["epochs=3"]))
+    assert trained == [
+        (kind, seed, 0.4, f"{method}-seed={seed}")
+        for seed in (0, 1, 2)
+        for kind, method in (("CrossEntropy", "standard"), ("NCR", "ncr"))
+    ]
+    assert [each.number for each in done] == [1, 2, 3, 4, 5, 6]
+    assert done[0].result == {"epochs": 3}
+
+
+# The doctor
+
+
+def test_the_doctor_finds_versions_and_the_device():
+    found = {each.name: each for each in doctor.examine()}
+    assert found["torch"].value == torch.__version__
+    assert found["rich"].problem == ""
+    assert "device" in found
+    assert "pyarrow [parquet]" in found
+
+
+def test_the_doctor_tells_what_is_too_old_or_missing(monkeypatch):
+    versions = {"old": "1.9", "new": "1.10.2", "torchvision": "0.25", "torch": "2.13+cpu"}
+
+    def version(name):
+        if name not in versions:
+            raise doctor.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    required = [
+        "old>=1.10",
+        "new>=1.10",
+        "gone>=1",
+        "extra>=2; extra == 'more'",
+        "torchvision>=0.25; extra == 'vision'",
+    ]
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: required)
+    found = {each.name: each for each in doctor._packages()}
+    assert found["old"].problem == "is older than 1.10; pip install --upgrade old"
+    assert found["new"].problem == ""
+    assert found["gone"].problem == "is missing; pip install nearsay again"
+    assert found["extra [more]"] == ("extra [more]", 'not installed; pip install "nearsay[more]"', "")
+    assert "not of one build with torch 2.13+cpu" in found["torchvision [vision]"].problem
+
+
+def test_the_doctor_does_not_fail_on_a_broken_torch(monkeypatch):
+    def broken():
+        raise RuntimeError("the driver\nis on fire")
+
+    monkeypatch.setattr(torch.cuda, "is_available", broken)
+    assert doctor._device() == [("device", "unknown", "torch cannot be used: the driver is on fire")]
