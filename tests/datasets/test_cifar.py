@@ -178,7 +178,7 @@ def test_what_is_missing_is_named_with_where_it_comes_from(data, tmp_path):
     kind = {"cifar10": Cifar10, "cifar100": Cifar100}[data.name]
     text = refusal(kind(path=tmp_path / "nowhere").open, "train")
     assert f"{original.title} is not in {tmp_path / 'nowhere'}: there is no {original.folder}/{original.meta}" in text
-    assert f"unpack {original.address} there, or call nearsay.datasets.cifar.fetch('{data.name}'" in text
+    assert f"unpack {original.address} there, or run nearsay data get {data.name} --to {tmp_path / 'nowhere'}" in text
 
 
 class Hostile:
