@@ -25,9 +25,9 @@ help:  ## list the commands
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/test.txt
 	@touch $@
 
-demo: .venv/core  ## train on 40 % wrong labels with and without NCR (a minute)
-	@echo "Eight classes, 40 % wrong labels: cross-entropy against NCR, five seeds ..."
-	@$(BIN)/python examples/toy.py
+demo: .venv/core  ## train on noisy labels with and without NCR, and write a report (a minute)
+	@echo "Digits, 40 % of the labels drawn at random: cross-entropy against NCR, three seeds each ..."
+	@$(BIN)/nearsay demo
 
 test: .venv/test  ## run the tests (a few minutes)
 	@echo "Running the tests ..."
@@ -48,8 +48,9 @@ check: .venv/test  ## format, lint, types and tests: what must be green
 format: .venv/test  ## let ruff rewrite the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-benchmark: .venv/core  ## time and memory of the loss against the released formulation
+benchmark: .venv/core  ## time and memory of the loss, and images per second of training
 	@$(BIN)/python benchmarks/loss.py
+	@$(BIN)/python benchmarks/train.py
 
 pins:  ## renew the requirements files (needs uv)
 	$(COMPILE) requirements/core.in --output-file requirements/core.txt

@@ -56,7 +56,7 @@ class Ours:
         self.order.to(device)
         setting = Setting(
             source=images.to(device),
-            given=labels.given.to(device),
+            given=(labels.given.to(device),) * experiment.networks,
             label_weights=torch.ones(10, device=device),
             batches_per_epoch=self.order.batches_per_pass,
             batches_per_pass=self.order.batches_per_pass,

@@ -28,7 +28,18 @@ from nearsay.noise import Recorded
 from nearsay.objectives import NCR, Bank, Bootstrap
 from nearsay.optim import SGD
 
-NAMES = ["cifar10", "cifar100", "digits", "embeddings", "folder", "manifest", "toy"]
+NAMES = [
+    "cifar10",
+    "cifar100",
+    "clothing1m",
+    "digits",
+    "embeddings",
+    "folder",
+    "manifest",
+    "mini_imagenet",
+    "toy",
+    "webvision",
+]
 OWN = """
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +157,7 @@ def test_paths_are_made_absolute_in_the_experiment_and_in_the_record(own, monkey
 @pytest.mark.parametrize(
     ("recipe", "arguments", "sentence"),
     [
-        ("nothing", "", "there is no recipe 'nothing'; there are cifar10, "),
+        ("quagga", "", "there is no recipe 'quagga'; there are cifar10, "),
         ("methods", "", "there is no recipe 'methods'"),
         ("_cifar", "", "there is no recipe '_cifar'"),
         ("../toy", "", "there is no recipe '../toy'"),
@@ -164,7 +175,7 @@ def test_paths_are_made_absolute_in_the_experiment_and_in_the_record(own, monkey
         ("toy", "noise=1e999", "noise='1e999' must be a number"),
         ("toy", "noise=2", "rate 2.0 must be a number from 0 to 1"),
         ("toy", "epochs=-1", "epochs=-1.0 must be a number from 0.001"),
-        ("toy", "method=nrc", "ncr, ncr+mixup, elr, ncr+elr (did you mean ncr?)"),
+        ("toy", "method=nrc", "elr, ncr+elr, elr+, ncr+elr+ (did you mean ncr?)"),
         ("toy", "seed=1\0", "holds characters that no text file can"),
         ("toy", "seed=\udcff", "holds characters that no text file can"),
         ("cifar10", "", "the recipe cifar10 needs path=, which must be a path"),
@@ -177,6 +188,13 @@ def test_paths_are_made_absolute_in_the_experiment_and_in_the_record(own, monkey
         ),
         ("cifar10", "path=x k=0", "k=0 must be a whole number of at least 1"),
         ("cifar10", "path=x kind=odd", "kind='odd' must be one of symmetric, symmetric-strict, asymmetric, "),
+        ("cifar10", "path=x start=soon", "start='soon' must be auto, or a number, or none"),
+        ("cifar10", "path=x protocol=long", "protocol='long' must be one of short, paper, elr"),
+        ("cifar10", "path=x noise_per_network=yes", "noise_per_network=True needs networks=2 and a noise"),
+        ("mini_imagenet", "path=x noise=0.3", "noise=0.3 must be one of 0.0, 0.2, 0.4, 0.8"),
+        ("mini_imagenet", "path=x color=green", "color='green' must be one of red, blue"),
+        ("webvision", "path=x subset=tiny", "subset='tiny' must be one of mini, full"),
+        ("clothing1m", "path=x method=oracle", "method='oracle' must be one of standard, mixup, "),
         ("embeddings", "path=x hidden=a", "hidden='a' must be a whole number, or several separated by commas"),
         ("embeddings", "path=x hidden=", "hidden is (); it must name the width"),
         ("no_such_file.py", "", "the recipe 'no_such_file.py' cannot be read: "),
@@ -538,6 +556,10 @@ def test_mutated_words_and_records_give_an_experiment_or_a_config_error(count, o
         "weights",
         "labels",
         "pair",
+        "start",
+        "protocol",
+        "labeled",
+        "hyper",
     ]
     unset = ["mixup.alpha", "objective.bank.size", "objective.bank.kind", "outside.path", "noise.mapping"]
     accepted = dict.fromkeys(("arguments", "overrides", "records"), 0)

@@ -1,5 +1,12 @@
 """Collectives: the identity on one process, and on several what the sums say."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+
 import pytest
 import torch
 from distributed.collectives import NUM_ROWS, call_all, prices_of, rows_of, weights_of
@@ -150,3 +157,121 @@ def test_mean_without_weight_is_zero_on_every_process(num_processes):
 def test_mean_keeps_the_precision_of_its_rows(dtype):
     ones = torch.ones(4, dtype=dtype)
     assert dist.mean(ones, ones).dtype == dtype
+
+
+def test_on_one_process_nothing_is_averaged_sent_or_joined(monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    tensor = torch.tensor([1.0, 2.0])
+    with dist.joined(torch.device("cpu"), 1.0):
+        dist.average_([tensor])
+        dist.broadcast_([tensor])
+        assert dist.num_processes() == 1
+        assert dist.share("nächste", torch.device("cpu")) == "nächste"
+    assert tensor.tolist() == [1, 2]
+    assert (dist.env_rank(), dist.local_rank()) == (0, 0)
+
+
+def test_ranks_are_known_before_the_processes_have_met(monkeypatch):
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert (dist.env_rank(), dist.local_rank(), dist.rank()) == (5, 1, 0)
+
+
+def test_an_error_that_is_no_other_process_is_left_as_it_is(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(RuntimeError, match=r"^connection$"), dist.joined(torch.device("cpu"), 1.0):
+        raise RuntimeError("connection")
+
+
+# One of two processes that torchrun would start: what it sees, and how it learns that the other one has gone.
+PROGRAM = """
+import json, torch
+from nearsay import dist
+
+cpu, seen = torch.device("cpu"), {"env_rank": dist.env_rank(), "before": dist.num_processes()}
+try:
+    with dist.joined(cpu, 20.0):
+        rank = seen["rank"] = dist.rank()
+        seen["during"] = dist.num_processes()
+        wide = torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last) + rank
+        tensors = [torch.tensor([1.0, 5.0]) * (1 + rank), torch.tensor(4.0 * rank), wide]
+        dist.average_(tensor for tensor in tensors)
+        seen["averaged"] = [tensor.tolist() for tensor in tensors]
+        tensors = [torch.tensor([7, 8]) + rank, torch.tensor(0.5 + rank), wide + rank]
+        dist.broadcast_(tensor for tensor in tensors)
+        seen["broadcast"] = [tensor.tolist() for tensor in tensors]
+        seen["shared"] = [dist.share(text, cpu) for text in (f"nächste {rank}", "" if rank == 0 else "lost")]
+        try:
+            with dist.joined(cpu, 20.0):
+                raise RuntimeError("gloo")
+        except RuntimeError as error:
+            seen["joined twice"] = type(error).__name__
+        if rank == 0:
+            raise ValueError("gone")
+        dist.total(torch.ones(1))
+except ValueError as error:
+    seen["own"] = str(error)
+except dist.ProcessError as error:
+    seen["lost"], seen["code"] = str(error), error.code
+seen["after"] = dist.num_processes()
+print(json.dumps(seen))
+"""
+
+
+@cache
+def pair():
+    """What two processes saw."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        told = [process.communicate(timeout=90) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(output for output, _ in told), told
+    return [json.loads(output.splitlines()[-1]) for output, _ in told]
+
+
+def test_processes_meet_where_the_environment_says_and_part_again():
+    for rank, seen in enumerate(pair()):
+        assert (seen["env_rank"], seen["rank"]) == (rank, rank)
+        assert (seen["before"], seen["during"], seen["after"]) == (1, 2, 1)
+        assert seen["joined twice"] == "RuntimeError"  # who has joined already is only passed through
+
+
+def test_averages_are_the_mean_of_all_processes_in_the_shape_of_each_tensor():
+    for seen in pair():
+        assert seen["averaged"] == [[1.5, 7.5], 2.0, (torch.arange(24.0).view(2, 3, 2, 2) + 0.5).tolist()]
+
+
+def test_what_is_broadcast_is_that_of_the_first_process():
+    for seen in pair():
+        averaged = torch.arange(24.0).view(2, 3, 2, 2) + 0.5
+        assert seen["broadcast"] == [[7, 8], 0.5, averaged.tolist()]
+
+
+def test_a_text_of_the_first_process_reaches_all_even_if_it_is_empty():
+    for seen in pair():
+        assert seen["shared"] == ["nächste 0", ""]
+
+
+def test_a_process_learns_that_another_one_has_gone():
+    first, second = pair()
+    assert first["own"] == "gone"
+    assert "lost" not in first
+    assert second["lost"].startswith("process 1 lost the others (")
+    assert second["lost"].endswith("); start them again, and the run goes on from its checkpoint")
+    assert second["code"] == 70

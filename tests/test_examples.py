@@ -9,9 +9,22 @@ import torch
 import toy
 
 import nearsay
+from nearsay import config
+from nearsay.experiment import Experiment
+from nearsay.optim import SGD
+from nearsay.train import train
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/method.md", "docs/faithful.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/method.md",
+    "docs/faithful.md",
+    "docs/train.md",
+    "docs/methods.md",
+    "docs/limits.md",
+]
 
 
 def read(path: str) -> str:
@@ -99,9 +112,28 @@ def test_the_code_of_the_contributors_guide_runs():
     total, terms = objective(network(batch.inputs), batch, torch.tensor(0.0), {}, objective.stage(0, {}))
     total.backward()
     assert set(terms) == {"gce", "ncr", "isolated"}
-    assert network.classifier.weight.grad.abs().sum() > 0
+    assert network.fc.weight.grad.abs().sum() > 0
     own = network(batch.inputs).logits.softmax(dim=1)[torch.arange(10), labels.given]
     torch.testing.assert_close(terms["gce"], (1 - own).mean().detach())  # at q = 1 it is the mean absolute error
+
+
+def test_the_data_set_and_the_backbone_of_the_contributors_guide_train(tmp_path):
+    _, data_set, backbone = blocks(read("CONTRIBUTING.md"), "python")
+    names = {"__name__": "guide"}
+    exec(data_set, names)
+    exec(backbone, names)
+    experiment = Experiment(
+        data=names["Stripes"](), backbone=names["SmallConvolution"](), epochs=8, batch_size=20, optimizer=SGD(lr=0.1)
+    )
+    assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.9
+
+
+def test_the_recipe_of_the_training_page_trains(tmp_path):
+    [shown] = blocks(read("docs/train.md"), "python")
+    path = tmp_path / "my_recipe.py"
+    path.write_text(shown, "utf-8")
+    call = config.apply_overrides(config.call_recipe(str(path), ["hidden=32"]), ["epochs=6"])
+    assert train(call.experiment, tmp_path / "run", origin=call.origin)["accuracy"]["test"]["final"] > 0.5
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -23,6 +23,7 @@ from nearsay.optim import (
     ramp,
     recalibrate_,
     set_rate_,
+    snapshot,
     step_if_,
     update_average_,
 )
@@ -62,12 +63,8 @@ def fill_gradients(module, seed):
         parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
 
 
-def snapshot(*tensors):
-    return [tensor.detach().clone() for tensor in tensors]
-
-
 def bits(tensors):
-    return [tensor.detach().clone().contiguous().view(-1).numpy().tobytes() for tensor in tensors]
+    return [tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
 
 
 # Optimizers
@@ -238,7 +235,7 @@ def test_ramp_is_the_sigmoid_shaped_one():
 def test_clipping_shrinks_all_gradients_alike(max_norm):
     module = network()
     fill_gradients(module, 0)
-    before = snapshot(*(each.grad for each in module.parameters()))
+    before = snapshot(each.grad for each in module.parameters())
     norm = math.sqrt(sum(each.double().square().sum().item() for each in before))
     assert grad_norm(module.parameters()).item() == pytest.approx(norm)
     module[-1].bias.requires_grad_(False)
@@ -270,7 +267,7 @@ def test_a_bad_step_changes_no_bit_and_leaves_no_trace(spec, num_good):
             fill_gradients(each, step)
             step_if_(its_optimizer, torch.tensor(True))
     kept = [*module.buffers(), *average.parameters(), *average.buffers(), memory]
-    old = snapshot(*kept)
+    old = snapshot(kept)
     everything = [*module.parameters(), *optimizer_state(optimizer).values(), *kept]
     before = bits(everything)
 
@@ -304,6 +301,60 @@ def test_a_good_step_is_an_ordinary_one_and_keeps_the_new_values():
     keep_old_([new], [old], torch.tensor(True))
     assert new[0] == 1
     assert new[1].isnan()
+
+
+def test_copies_are_equal_and_of_their_own():
+    tensors = [
+        torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last),
+        torch.tensor(3),
+        torch.tensor([True, False]),
+        torch.tensor([math.nan, -0.0]),
+        nn.Parameter(torch.ones(2)),
+        torch.randn(4, 6).T,
+    ]
+    copies = snapshot(iter(tensors))
+    assert bits(copies) == bits(tensors)
+    for copied, tensor in zip(copies, tensors, strict=True):
+        assert copied.dtype == tensor.dtype
+        assert copied.stride() == tensor.stride()
+        assert copied.data_ptr() != tensor.data_ptr()
+        assert not copied.requires_grad
+    tensors[1].add_(1)
+    assert copies[1] == 3
+    assert snapshot([]) == []
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_old_values_of_every_kind_come_back_bit_for_bit(dtype, is_finite):
+    if dtype.is_floating_point:
+        limits = torch.finfo(dtype)
+        old = [limits.min, limits.max, -0.0, math.inf, math.nan, limits.smallest_normal]
+        new = [limits.max, limits.min, 0.0, -math.inf, 1.0, math.nan]
+    elif dtype == torch.bool:
+        old, new = [True, False, True], [False, True, True]
+    else:
+        limits = torch.iinfo(dtype)
+        old, new = [limits.min, limits.max, 1], [limits.max, limits.min, 0]
+    tensors = [torch.tensor(new, dtype=dtype), torch.tensor(new[0], dtype=dtype), torch.tensor(2**40 + 1)]
+    before = [torch.tensor(old, dtype=dtype), torch.tensor(old[0], dtype=dtype), torch.tensor(-(2**41) - 3)]
+    expected = bits(tensors if is_finite else before)
+    keep_old_(tensors, before, torch.tensor(is_finite))
+    assert bits(tensors) == expected
+
+
+def test_old_values_come_back_whatever_the_order_in_memory():
+    new, old = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last), torch.randn(2, 4, 3, 3)
+    kept = new
+    keep_old_([new], [old], torch.tensor(False))
+    assert torch.equal(kept, old)
+    assert kept.is_contiguous(memory_format=torch.channels_last)
 
 
 # Averages

@@ -5,17 +5,21 @@ All processes call them in the same order with tensors of equal shapes: pad batc
 
 import os
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
-_ATTEMPTS = 5  # to meet the others: gloo often fails to reconnect right after a restart
+_PAUSE = 0.01  # seconds between two looks for the others
 
 
 class ProcessError(RuntimeError):
@@ -34,7 +38,7 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_of_others(error):
+        if hasattr(error, "code") or not _is_of_others(error):  # what has a code has been explained already
             raise
         reason = " ".join(str(error).split())[:200]
         raise ProcessError(
@@ -147,19 +151,47 @@ class _Gather(torch.autograd.Function):
 
 
 def _meet(backend: str, timeout: timedelta) -> None:
-    """Join the group; several times, as the port of a group that has just died may still be taken."""
-    for attempt in range(1, _ATTEMPTS + 1):
+    """Join the group, trying again until the time is over: right after a restart connections may still fail."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    for attempt in count(1):
         try:
-            distributed.init_process_group(backend, timeout=timeout)
+            store, own, num = next(iter(rendezvous("env://", timeout=timeout)))
+            store = PrefixStore(_agree(store, own, num, deadline), store)
+            distributed.init_process_group(backend, store=store, rank=own, world_size=num, timeout=timeout)
             return
         except (RuntimeError, ValueError, OSError) as error:
-            if attempt == _ATTEMPTS:
+            if time.monotonic() >= deadline:
                 where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                 raise ProcessError(
                     f"process {os.environ.get('RANK')} cannot meet the others at {where} ({error}); check that all "
                     f"{os.environ.get('WORLD_SIZE')} of them run and reach each other"
                 ) from error
-            time.sleep(attempt)
+            time.sleep(min(1.0, 0.1 * attempt))
+
+
+def _agree(store: Store, own: int, num: int, deadline: float) -> str:
+    """A name for this meeting: after a restart, the store still tells where the processes of earlier ones were.
+
+    Each process leaves a card that nobody has seen before, and waits for an answer to that very card. The first
+    process answers all cards, those of the dead too, until everybody has confirmed.
+    """
+    card = uuid.uuid4().hex
+    if own:
+        store.set(f"card {own}", card)
+        name = store.get(f"answer to {card}").decode()
+        store.set(f"{own} in {name}", "")
+        return name
+    missing = set(range(1, num))
+    while missing:
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"nothing is heard of processes {sorted(missing)}")
+        for other in sorted(missing):
+            if store.check([f"{other} in {card}"]):
+                missing.remove(other)
+            elif store.check([f"card {other}"]):
+                store.set(f"answer to {store.get(f'card {other}').decode()}", card)
+        time.sleep(_PAUSE)
+    return card
 
 
 def _is_of_others(error: RuntimeError) -> bool:

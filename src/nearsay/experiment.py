@@ -83,14 +83,27 @@ class Experiment:
     data: Dataset
     noise: Noise | None = None
     outside: Dataset | None = None  # where the images of open-set noise come from
-    held_out: float = 0.0  # of the training examples, for validation: a share below 1, a number from 1 on
+    held_out: float = (
+        0.0  # a share below 1, a number from 1 on: training examples for validation, if data has no others
+    )
     validation_labels: Literal["given", "clean"] = "given"  # of held-out examples: as noisy as the rest, or the truth
+    second_test: Dataset | None = None  # whose test split is judged as well, such as ImageNet's beside WebVision's
+    only_clean: bool = False  # the oracle: train on those examples alone whose label is known to be right
+    relabeled: str | None = (
+        None  # an .npz whose `given` is learned in place of the labels: propagated or corrected ones
+    )
+    labeled: float = 1.0  # share of the training labels that is kept; the other examples become unlabeled
+    balanced: bool = False  # every class is in a batch as often as any other, however many examples it has
 
     backbone: Backbone = field(default_factory=ResNet)
     init: str | None = None  # a safetensors file, or a run folder, to take the weights below the classifier from
     objective: Objective = field(default_factory=NCR)
     networks: Literal[1, 2] = 1  # with 2, each is taught by the averaged weights of the other
-    averaging: float | None = None  # decay of the averaged weights, which are then the ones that are judged
+    noise_per_network: bool = False  # a second network learns other noise, as in the public ELR+: a leak, to measure it
+    averaging: float | None = None  # decay of the averaged weights
+    judged: Literal["auto", "networks", "averages"] = (
+        "auto"  # which weights are evaluated; "auto": averages if there are
+    )
     averaging_ramp: float = 0.0  # epochs over which the decay rises to its value (ELR+)
 
     augment: Augment | Views | None = None
@@ -114,6 +127,11 @@ class Experiment:
         _check_choice("validation_labels", self.validation_labels, ("given", "clean"))
         _check_choice("bad_images", self.bad_images, ("stop", "skip"))
         _check_choice("networks", self.networks, (1, 2))
+        _check_choice("judged", self.judged, ("auto", "networks", "averages"))
+        if not check_number("labeled", self.labeled, 0, 1) > 0:
+            raise ValueError("labeled=0 leaves nothing to learn from; give a share above 0")
+        if self.noise_per_network and (self.networks == 1 or self.noise is None):
+            raise ValueError("noise_per_network=True needs networks=2 and a noise")
         check_number("held_out", self.held_out, 0)
         check_number("averaging_ramp", self.averaging_ramp, 0, 1e9)
         check_whole("evaluate_every", self.evaluate_every, 1)
@@ -126,6 +144,8 @@ class Experiment:
             check_whole("batches_per_epoch", self.batches_per_epoch, 1, cure=", or None for once through the data")
         if self.averaging is not None:
             check_number("averaging", self.averaging, 0, math.nextafter(1, 0), cure=", or None for no averaging")
+        if self.judged == "averages" and self.averaging is None:
+            raise ValueError("judged='averages' needs averaging=, such as 0.997")
         if self.networks == 2 and self.averaging is None:
             raise ValueError("networks=2 needs averaging=, such as 0.997: each is taught by the average of the other")
         if self.clip is not None and not check_number("clip", self.clip, 0) > 0:

@@ -47,7 +47,7 @@ class Clock:
     def look(self, step: int) -> None:
         """The device has done `step` steps now."""
         now, steps = time.perf_counter(), step - self._step
-        if self._is_warm:
+        if steps and self._is_warm:
             self._seconds += now - self._at
             self._steps += steps
         elif steps:
@@ -80,6 +80,7 @@ def signals() -> Iterator[list[int]]:
 def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]:
     """Let torch choose the fastest algorithms, or those that always give the same bits; afterwards all is as before."""
     benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices), torch.cuda.device(device) if devices else nullcontext():
@@ -91,14 +92,15 @@ def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]
             yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
 
 
 def hardware(device: torch.device) -> str:
     """The name of what computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def peak_memory(device: torch.device) -> int:

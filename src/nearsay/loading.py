@@ -6,17 +6,21 @@ number of workers, nor the point where a run was resumed, nor the way of loading
 
 import multiprocessing
 import os
+import re
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from nearsay import seeds
 from nearsay.augment import Augment, RandomResizedCrop, Transform, Views
@@ -28,6 +32,8 @@ from nearsay.datasets.images import ImageError, decode
 Inputs = Tensor | Files
 _MARGIN = 224 / 256  # of the shorter side: what evaluation keeps of the middle, as usual for ImageNet
 _AHEAD = 2  # batches that a worker prepares in advance
+_PATIENCE = 5.0  # seconds for a killed worker to be gone; one that waits for a lost disk may never be
+_CUT_OFF = (ConnectionResetError, ConnectionRefusedError, EOFError)  # a worker died while it handed over a batch
 _SHARE = 0.4  # of the free memory of a device that resident images may take
 
 
@@ -52,13 +58,14 @@ class Rows(NamedTuple):
 class Order:
     """Which examples are in the batch of a step: pass after pass through all of them, each in a new random order.
 
-    A pass leaves out what does not fill a batch. Steps count from the start of training.
+    A pass leaves out what does not fill a batch. Steps count from the start of training. With `kinds`, the classes of
+    the examples, all classes take turns: small ones come several times in a pass, large ones not as a whole.
     """
 
-    def __init__(self, examples: Tensor, *, batch_size: int, seed: int) -> None:
+    def __init__(self, examples: Tensor, *, batch_size: int, seed: int, kinds: Tensor | None = None) -> None:
         if not len(examples):
             raise ValueError("there is no example to train on")
-        self.examples, self.batch_size, self.seed = examples, min(batch_size, len(examples)), seed
+        self.examples, self.batch_size, self.seed, self.kinds = examples, min(batch_size, len(examples)), seed, kinds
         self.batches_per_pass = len(examples) // self.batch_size
         self._pass, self._shuffled = -1, examples
 
@@ -66,13 +73,28 @@ class Order:
         """(B,) the examples of a step, over all processes."""
         turn, place = divmod(step, self.batches_per_pass)
         if turn != self._pass:
-            self._shuffled = self.examples[seeds.shuffle(self.seed, "order", turn, self.examples)]
+            self._shuffled = self._shuffle(turn, self.examples) if self.kinds is None else self._take_turns(turn)
             self._pass = turn
         return self._shuffled[place * self.batch_size : (place + 1) * self.batch_size]
+
+    def _shuffle(self, turn: int, examples: Tensor, again: int = 0) -> Tensor:
+        return examples[seeds.shuffle(self.seed, f"order {again}" if again else "order", turn, examples)]
+
+    def _take_turns(self, turn: int) -> Tensor:
+        """The classes one after another, again and again."""
+        assert self.kinds is not None
+        kinds = [self.examples[self.kinds == kind] for kind in sorted(set(self.kinds.tolist())) if kind >= 0]
+        num_rounds = -(-self.batches_per_pass * self.batch_size // len(kinds))
+        columns = [
+            torch.cat([self._shuffle(turn, members, again) for again in range(-(-num_rounds // len(members)))])
+            for members in kinds
+        ]
+        return torch.stack([column[:num_rounds] for column in columns], dim=1).flatten()
 
     def to(self, device: torch.device) -> None:
         """Make the order on another device from here on; its bits are the same."""
         self.examples, self._pass = self.examples.to(device), -1
+        self.kinds = None if self.kinds is None else self.kinds.to(device)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_pass": -1}
@@ -141,7 +163,9 @@ class Stream:
     workers: int
     timeout: float
     pin: bool = False
-    _next: int = field(default=0, init=False)
+    _left: range = field(default=range(0), init=False)  # steps that were not given out yet
+    _processes: list[BaseProcess] = field(default_factory=list, init=False)
+    _took_over: bool = field(default=False, init=False)  # the watch over children
 
     def rows(self, steps: range) -> Iterator[Rows]:
         """The rows of each step."""
@@ -157,27 +181,62 @@ class Stream:
             prefetch_factor=_AHEAD if self.workers else None,
             pin_memory=self.pin,
         )
-        for self._next, rows in zip(steps, loader, strict=True):
+        self._left, others = steps, multiprocessing.active_children()
+        batches = iter(loader)
+        self._processes = [child for child in multiprocessing.active_children() if child not in others]
+        self._took_over = _WATCH.take_over() or self._took_over
+        for step in steps:
+            rows = self._wait(batches)
+            self._left = range(step + 1, steps.stop)
             yield Rows(*rows)
+        next(batches, None)  # there is none, but by asking for it the workers are let go
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn the death of a worker, which can surface anywhere in the main thread, into a sentence."""
+        """Turn the death of a worker, of this stream or of one around it, into a sentence.
+
+        Whatever ends the work early, no worker is left behind.
+        """
         try:
             yield
-        except RuntimeError as error:
-            if "DataLoader" not in str(error) and "worker process" not in str(error):
+        except BaseException as error:
+            for worker in self._processes:
+                worker.kill()  # they ignore all other signals
+            for worker in self._processes:
+                worker.join(_PATIENCE)
+            if not self._is_to_blame(error):
                 raise
-            for child in multiprocessing.active_children():  # one that hangs would never end by itself
-                child.kill()
-            reason = " ".join(str(error).split())[:200]
+            lines = str(error).strip().splitlines() or [type(error).__name__]  # at first a traceback, perhaps
             raise WorkerError(
-                f"a worker that reads images failed ({reason}); in flight were {self._in_flight()}; "
+                f"a worker that reads images failed ({lines[-1][:200]}); in flight were {self._in_flight()}; "
                 "run the same command again to go on, with fewer workers (--set machine.workers=0) if it happens again"
             ) from error
+        finally:
+            if self._took_over:
+                _WATCH.give_back()
+
+    def _wait(self, batches: Iterator[Rows]) -> Rows:
+        """The next batch; the only place where the death of a worker is told, and if it died before, it is told now."""
+        _WATCH.is_on = True
+        try:
+            if dead := [str(each.pid) for each in self._processes if each.exitcode]:
+                raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(dead)}) exited unexpectedly")
+            return next(batches)
+        finally:
+            _WATCH.is_on = False
+
+    def _is_to_blame(self, error: BaseException) -> bool:
+        """Whether it is about a worker of this very stream; one of another may die meanwhile."""
+        told = str(error)
+        if isinstance(error, _CUT_OFF):
+            return bool(self._processes)
+        if not isinstance(error, RuntimeError) or isinstance(error, WorkerError) or "DataLoader" not in told:
+            return False
+        named = re.search(r"\(pid(?:\(s\))? ([\d, ]+)\)", told)
+        return named is None or any(str(child.pid) in named[1].split(", ") for child in self._processes)
 
     def _in_flight(self) -> str:
-        steps = range(self._next, self._next + _AHEAD * max(1, self.workers) + 1)
+        steps = self._left[: _AHEAD * max(1, self.workers)]
         examples = [index for step in steps for index in self.who(step)[0].tolist()]
         inputs = self.reader.inputs
         named = [inputs.names[index] if isinstance(inputs, Files) else f"example {index}" for index in examples[:5]]
@@ -191,8 +250,11 @@ def num_workers(inputs: Inputs, wish: int | None) -> int:
     return min(8, len(os.sched_getaffinity(0))) if isinstance(inputs, Files) else 0
 
 
-def sweep(inputs: Inputs, *, size: int, batch_size: int, workers: int, timeout: float, pin: bool) -> Iterator[Rows]:
-    """All examples in their order, the last batch as short as it is."""
+@contextmanager
+def sweep(
+    inputs: Inputs, *, size: int, batch_size: int, workers: int, timeout: float, pin: bool
+) -> Iterator[Iterator[Rows]]:
+    """All examples in their order, the last batch as short as it is; what is done with them belongs inside."""
     num = len(inputs)
 
     def who(step: int) -> tuple[Tensor, int]:
@@ -200,12 +262,11 @@ def sweep(inputs: Inputs, *, size: int, batch_size: int, workers: int, timeout: 
 
     steps = range(-(-num // batch_size))
     if isinstance(inputs, Tensor):  # slices, which cost nothing
-        for step in steps:
-            yield Rows(who(step)[0], inputs[step * batch_size : (step + 1) * batch_size])
+        yield (Rows(who(step)[0], inputs[step * batch_size : (step + 1) * batch_size]) for step in steps)
         return
     stream = Stream(Reader(inputs, size), who, min(workers, len(steps)), timeout, pin)
     with stream.explained():
-        yield from stream.rows(steps)
+        yield stream.rows(steps)
 
 
 def finish(inputs: Tensor, normalize: Transform | None) -> Tensor:
@@ -224,7 +285,12 @@ class _Steps(Dataset[Rows]):
         self.reader, self.who = reader, who
 
     def __getitem__(self, step: int) -> Rows:
-        return self.reader.read(*self.who(step))
+        rows = self.reader.read(*self.who(step))
+        if get_worker_info() is not None:
+            for part in (rows.indices, rows.inputs):
+                if part is not None:
+                    part.share_memory_()  # type: ignore[no-untyped-call]  # here a failure is an error; in the thread that sends it nobody would know
+        return rows
 
 
 def _as_it_is(rows: Rows) -> Rows:
@@ -235,6 +301,37 @@ def _ignore_signals(worker: int) -> None:
     """A signal to the whole group is for the main process, which ends its workers when it is ready."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class _Watch:
+    """Hands the end of a child on to torch while a batch is waited for, and at no other moment.
+
+    Torch answers with an error wherever the main thread happens to be. In the middle of other work, such as writing a
+    checkpoint, that error could be swallowed or taken for another.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._before: Callable[[int, FrameType | None], object] | int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.is_on and callable(self._before):
+            self._before(number, frame)
+
+    def take_over(self) -> bool:
+        """Stand before the handler that is there; False if that is this very one, or cannot be replaced from here."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGCHLD) is self:
+            return False
+        self._before = signal.signal(signal.SIGCHLD, self)
+        return True
+
+    def give_back(self) -> None:
+        """Put the handler of before back."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if self._before is None else self._before)
+
+
+_WATCH = _Watch()
 
 
 def _cut(image: Image.Image, crop: RandomResizedCrop, draws: Tensor) -> tuple[float, float, float, float]:

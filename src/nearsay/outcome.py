@@ -1,5 +1,6 @@
 """What a run came to: its accuracy over the epochs, how it sees wrong labels, and its weights."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def wrong_labels(seen: Predictions, labels: Labels, train: Tensor) -> dict[str, 
     if not (is_wrong & is_known).any():
         return nothing
     trust = metrics.confidence(seen.logits, labels.given)
-    return {
+    found = {
         "detection": {
             "auroc": metrics.detection_auroc(trust, is_wrong),
             "average_precision": metrics.average_precision(trust, is_wrong),
@@ -42,6 +43,8 @@ def wrong_labels(seen: Predictions, labels: Labels, train: Tensor) -> dict[str, 
         },
         "memorization": metrics.memorization(seen.logits, labels)._asdict(),
     }
+    # A mean over nothing is NaN, for which JSON has no word.
+    return {part: {name: None if math.isnan(each) else each for name, each in of.items()} for part, of in found.items()}
 
 
 def pack_networks(networks: Sequence[Module]) -> dict[str, Tensor]:

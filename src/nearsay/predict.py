@@ -37,6 +37,8 @@ class Pass:
     @torch.no_grad()
     def over(self, networks: Sequence[Module], inputs: Inputs, *, with_features: bool = True) -> Predicted:
         """The features of the first network and the logits of all: of several, the logarithm of their mean belief."""
+        if not len(inputs):
+            raise ValueError("there are 0 examples to look at; give at least one")
         batch_size = _ROWS if isinstance(inputs, Tensor) and inputs.ndim == 2 else self._batch_size(inputs)
         pieces: list[Predictions] = []
         unreadable: dict[int, str] = {}
@@ -44,20 +46,21 @@ class Pass:
         for network in networks:
             network.eval()
         try:
-            for indices, images, problems in sweep(
+            with sweep(
                 inputs,
                 size=self.size,
                 batch_size=batch_size,
                 workers=num_workers(inputs, self.workers),
                 timeout=self.timeout,
                 pin=self.device.type == "cuda",
-            ):
-                assert images is not None
-                unreadable.update(problems)
-                outputs = self._ask(networks, images)
-                kept = indices != PADDING
-                features = outputs.features.float().cpu()[kept] if with_features else torch.empty(int(kept.sum()), 0)
-                pieces.append(Predictions(features, outputs.logits.float().cpu()[kept], indices[kept]))
+            ) as batches:
+                for indices, images, problems in batches:
+                    assert images is not None
+                    unreadable.update(problems)
+                    features, logits = self._ask(networks, images)
+                    kept = indices != PADDING
+                    features = features.float().cpu()[kept] if with_features else torch.empty(int(kept.sum()), 0)
+                    pieces.append(Predictions(features, logits.float().cpu()[kept], indices[kept]))
         finally:
             for network, was in zip(networks, was_training, strict=True):
                 network.train(was)

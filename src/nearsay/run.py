@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -129,7 +129,7 @@ def open_run(path: Path) -> Iterator[Run]:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe-{os.getpid()}"
         _write_flushed(probe, b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # who holds the lock may have cleared it away
     except OSError as error:
         raise RunError(
             f"cannot write into {path}: {error.strerror}; choose another folder with --out", CANNOT_CREATE
@@ -137,8 +137,7 @@ def open_run(path: Path) -> Iterator[Run]:
     with open(path / ".lock", "a+") as lock:
         _take(lock, path)
         try:
-            for leftover in (path / "checkpoints").glob(".step-*.partial"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            _clear(path)
             yield Run(path)
         finally:
             lock.truncate(0)
@@ -189,6 +188,16 @@ def _take(lock: IO[str], path: Path) -> None:
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}")
     lock.flush()
+
+
+def _clear(path: Path) -> None:
+    """Remove what processes that were killed have left under temporary names."""
+    for leftover in (*path.glob(".probe-*"), *path.glob(".*.partial"), *path.glob("*/.*.partial")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            with suppress(OSError):  # it is in nobody's way
+                leftover.unlink()
 
 
 def _name(step: int) -> str:

@@ -1,14 +1,16 @@
 """What an experiment learns from and what it is judged on: data sets opened, noise made, examples held out."""
 
 import io
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nearsay import dist
-from nearsay.core import Files, Labels, NoSplit, Split
+from nearsay import dist, seeds
+from nearsay.core import Files, Labels, Noise, NoSplit, Split
 from nearsay.experiment import Experiment
 from nearsay.loading import Inputs, Order
 from nearsay.noise import OpenSet, describe, fingerprint, split_balanced
@@ -28,8 +30,9 @@ class Splits(NamedTuple):
     inputs: Inputs  # of all N examples of the train split, those held out too
     labels: Labels  # of all N, noise included
     train: Tensor  # (n,) the examples to train on
-    held_out: Tensor  # (N − n,)
+    held_out: Tensor  # those that were held out
     judged: list[Judged]
+    other_given: Tensor | None = None  # (N,) what a second network learns, if its noise is another
 
     def example(self, size: int) -> Tensor:
         """An input, for its shape; images on disk become squares of that size."""
@@ -41,20 +44,16 @@ def open_splits(experiment: Experiment) -> Splits:
     inputs, labels = experiment.data.open("train")
     if not len(labels.given):
         raise ValueError("the train split has no examples; there is nothing to learn from")
-    if experiment.noise is not None:
-        if isinstance(experiment.noise, OpenSet):
-            inputs = _replaced(experiment, inputs, labels)
-        labels = experiment.noise(labels, inputs if isinstance(inputs, Tensor) else None)
+    pure = labels
+    if isinstance(experiment.noise, OpenSet):
+        inputs = _replaced(experiment, inputs, labels)
+    labels = _noisy(experiment, experiment.noise, pure, inputs)
     if not (labels.given >= 0).any():
         raise ValueError("no example of the train split has a label; there is nothing to learn from")
-    train, held_out = _hold_out(experiment, labels)
-    judged = []
     validation = _optional(experiment, "validation")
-    if validation is not None and len(held_out):
-        raise ValueError(
-            f"held_out={experiment.held_out:g} would hold examples out, but the data set has a validation split of its "
-            "own; set held_out=0 to use that"
-        )
+    train, held_out = _hold_out(experiment, labels, has_validation=validation is not None)
+    train = _chosen(experiment, labels, train)
+    judged = []
     if validation is not None:
         judged.append(Judged("validation", validation.inputs, _truth(validation.labels, experiment.validation_labels)))
     elif len(held_out):
@@ -63,13 +62,24 @@ def open_splits(experiment: Experiment) -> Splits:
     test = _optional(experiment, "test")
     if test is not None:
         judged.append(Judged("test", test.inputs, _truth(test.labels, "clean")))
-    for split in (validation, test):
+    second = None if experiment.second_test is None else experiment.second_test.open("test")
+    if second is not None:
+        judged.append(Judged("second_test", second.inputs, _truth(second.labels, "clean")))
+    for split in (validation, test, second):
         if split is not None and split.labels.classes != labels.classes:
             raise ValueError(
                 f"the train split has the classes {labels.classes[:5]} and another split {split.labels.classes[:5]}; "
                 "all splits must have the same ones in the same order"
             )
-    return Splits(inputs, labels, train, held_out, judged)
+    other = None
+    if experiment.noise_per_network:
+        if isinstance(experiment.noise, OpenSet):
+            raise ValueError("noise_per_network=True cannot give a second network other images; use noise of labels")
+        seed = getattr(experiment.noise, "seed", None)
+        if seed is None:
+            raise ValueError(f"noise_per_network=True cannot draw {experiment.noise} again, which has no seed")
+        other = _noisy(experiment, replace(experiment.noise, seed=seed + 1), pure, inputs).given  # type: ignore[type-var]
+    return Splits(inputs, labels, train, held_out, judged, other)
 
 
 def select(inputs: Inputs, rows: Tensor) -> Inputs:
@@ -85,7 +95,8 @@ def make_order(experiment: Experiment, splits: Splits) -> Order:
     size = min(experiment.batch_size, len(splits.train))
     if experiment.batch_size % num or size < num:
         raise ValueError(f"batch_size={experiment.batch_size} cannot be shared evenly by {num} processes")
-    return Order(splits.train, batch_size=size - size % num, seed=experiment.seed)
+    kinds = splits.labels.given[splits.train] if experiment.balanced else None
+    return Order(splits.train, batch_size=size - size % num, seed=experiment.seed, kinds=kinds)
 
 
 def pack_labels(splits: Splits, requested_rate: float | None) -> bytes:
@@ -124,8 +135,51 @@ def unpack_labels(content: bytes) -> Labels:
         raise ValueError(f"labels.npz cannot be read: {reason}; start again in another folder") from error
 
 
-def _hold_out(experiment: Experiment, labels: Labels) -> tuple[Tensor, Tensor]:
-    wish = experiment.held_out
+def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: Inputs) -> Labels:
+    """The labels after noise, and without those that are to be hidden."""
+    if noise is not None:
+        labels = noise(labels, inputs if isinstance(inputs, Tensor) else None)
+    if experiment.relabeled is not None:
+        labels = Labels(_recorded(Path(experiment.relabeled), labels), labels.clean, labels.classes)
+    if experiment.labeled == 1:
+        return labels
+    known = (labels.given >= 0).nonzero()[:, 0]
+    order = known[seeds.shuffle(experiment.seed, "labeled choice", 0, known)]
+    given = labels.given.clone()
+    given[order[max(1, round(experiment.labeled * len(known))) :]] = -1
+    return Labels(given, labels.given if labels.clean is None and noise is None else labels.clean, labels.classes)
+
+
+def _recorded(path: Path, labels: Labels) -> Tensor:
+    """(N,) labels that an earlier command has written."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            given, classes = arrays["given"], tuple(map(str, arrays["classes"]))
+    except Exception as error:  # what is no such file can raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"relabeled={str(path)!r} cannot be read: {reason}") from error
+    if given.shape != tuple(labels.given.shape) or classes != labels.classes:
+        raise ValueError(
+            f"relabeled={str(path)!r} holds {len(given)} labels of {len(classes)} classes, but the data has "
+            f"{len(labels.given)} examples of {len(labels.classes)}; it belongs to other data"
+        )
+    return torch.from_numpy(given.astype(np.int64))
+
+
+def _chosen(experiment: Experiment, labels: Labels, train: Tensor) -> Tensor:
+    """The examples to train on: all, or those that are known to be right."""
+    if not experiment.only_clean:
+        return train
+    if labels.clean is None:
+        raise ValueError("only_clean=True needs the true labels, which this data set does not know")
+    kept = train[(labels.given == labels.clean)[train]]
+    if not len(kept):
+        raise ValueError("only_clean=True leaves no example: none of the labels is right")
+    return kept
+
+
+def _hold_out(experiment: Experiment, labels: Labels, *, has_validation: bool) -> tuple[Tensor, Tensor]:
+    wish = 0.0 if has_validation else experiment.held_out
     num = round(wish * len(labels.given)) if wish < 1 else round(wish)
     if not num:
         return torch.arange(len(labels.given)), torch.empty(0, dtype=torch.int64)

@@ -40,7 +40,7 @@ class Setting:
     """What a step needs to know besides the experiment."""
 
     source: Tensor | None  # (N, ...) all inputs on the device, None where they come with the rows
-    given: Tensor  # (N,) labels
+    given: tuple[Tensor, ...]  # (N,) labels, for each network
     label_weights: Tensor  # (C,)
     batches_per_epoch: int
     batches_per_pass: int
@@ -87,7 +87,7 @@ class Step:
 
     def __init__(self, experiment: Experiment, setting: Setting, learners: list[Learner]) -> None:
         self.experiment, self.setting, self.learners = experiment, setting, learners
-        device, num_examples = setting.device, len(setting.given)
+        device, num_examples = setting.device, len(setting.given[0])
         self.count = torch.zeros((), dtype=torch.int64, device=device)  # steps done
         self.is_fine = torch.ones((), dtype=torch.bool, device=device)  # nothing was ever not finite
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)  # the first that was not
@@ -104,6 +104,7 @@ class Step:
         self._networks = [made(learner.network) for learner in learners]
         self._prepare, self._times, self._observe = made(self._prepared), made(self._timed), made(observe_)
         self._objective = made(experiment.objective.__call__)
+        self._mix = None if experiment.mixup is None else made(experiment.mixup.__call__)
 
     def __call__(self, rows: Rows, stage: str) -> None:
         """Learn from the rows; `stage` is what the objective says of this epoch."""
@@ -139,7 +140,7 @@ class Step:
         """What the network sees of these rows in pass `turn`, augmented as in training."""
         inputs = None if rows.inputs is None else rows.inputs.to(self.setting.device)
         number = torch.full((), turn, device=self.setting.device)
-        batch = self._prepared(rows.indices.to(self.setting.device), inputs, number, self.learners[0].seed)
+        batch = self._prepared(rows.indices.to(self.setting.device), inputs, number, 0)
         return (batch if self.setting.source is None else shard(batch)).inputs
 
     def averages(self) -> list[Module | None]:
@@ -211,20 +212,21 @@ class Step:
             decay = decay * optim.ramp(epoch, experiment.averaging_ramp)
         return Times(epoch, count // self.setting.batches_per_pass, rate, decay)
 
-    def _raw(self, indices: Tensor, inputs: Tensor | None) -> Batch:
+    def _raw(self, indices: Tensor, inputs: Tensor | None, number: int) -> Batch:
         """The batch as it was read: bytes, or features."""
         setting = self.setting
         if inputs is None:
             assert setting.source is not None
             inputs = setting.source[indices]
         views = len(inputs) // len(indices)
-        labels = setting.given[indices].where(indices >= 0, -1)
+        labels = setting.given[number][indices].where(indices >= 0, -1)
         targets = one_hot(labels, len(setting.label_weights)) * setting.label_weights
         return Batch(inputs=inputs, targets=targets.repeat(views, 1), indices=indices.repeat(views), views=views)
 
-    def _prepared(self, indices: Tensor, inputs: Tensor | None, turn: Tensor, seed: int) -> Batch:
-        """Augmented and normalized."""
-        batch = self._raw(indices, inputs)
+    def _prepared(self, indices: Tensor, inputs: Tensor | None, turn: Tensor, number: int) -> Batch:
+        """Augmented and normalized, for the network of that number."""
+        seed = self.learners[number].seed
+        batch = self._raw(indices, inputs, number)
         if self.experiment.augment is not None:
             batch = self.experiment.augment(batch, seed=seed, epoch=turn, is_cut=self.setting.is_cut)
         return replace(batch, inputs=finish(batch.inputs, self.experiment.normalize))
@@ -233,11 +235,11 @@ class Step:
         assert self._rows is not None
         experiment, learner = self.experiment, self.learners[number]
         optimizer, memory = learner.optimizer, learner.memory
-        batch = self._prepare(self._rows.indices, self._rows.inputs, times.turn, learner.seed)
+        batch = self._prepare(self._rows.indices, self._rows.inputs, times.turn, number)
         plain = shard(batch) if self.setting.source is not None else batch
         teacher = self._taught(number, plain.inputs)
-        if experiment.mixup is not None:
-            mixed = experiment.mixup(batch, seed=learner.seed, epoch=times.turn)
+        if self._mix is not None:
+            mixed = self._mix(batch, seed=learner.seed, epoch=times.turn)
             batch = shard(mixed) if self.setting.source is not None else mixed
         else:
             batch = plain
@@ -291,12 +293,13 @@ class Step:
             num = len(batch.indices) // batch.views  # first views
             indices = dist.gather(batch.indices[:num].where(self.is_fine, -1))
             logits = dist.gather(outputs.logits[:num].float())
-            labels = self.setting.given[indices].where(indices >= 0, -1)
+            labels = self.setting.given[0][indices].where(indices >= 0, -1)
             values["right"], values["labeled"] = self._observe(self.dynamics, logits, labels, indices)
         if missing := [name for name in values if name not in self.names]:
             self.begin_sums(missing)
         zero = torch.zeros_like(terms["loss"])
         news = torch.stack([values.get(name, zero).to(zero.dtype) for name in self.names])
+        dist.average_([news])  # a process knows the loss of its own rows only
         self.sums += news.double().where(self.is_fine, 0.0)
 
 

@@ -9,8 +9,9 @@ import math
 import platform
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ from nearsay.step import Setting, Step, make_learners, observe_, restore
 from nearsay.trained import check_same, claim, read_result
 
 _COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves
+_LEARNED = ("network", "optimizer", "average")  # what the names of tensors begin with that must stay finite
 _CALIBRATION = 16  # batches to measure the statistics of averaged weights on
 
 
 class NotFinite(RuntimeError):
-    """A loss or gradient was not finite; what was learned before is kept."""
+    """A loss, gradient or weight was not finite; what was learned before is kept."""
 
     code = 76
 
@@ -90,7 +92,7 @@ class _Training:
         self.num_steps = max(1, round(experiment.epochs * self.num_per_epoch))
         self.step, self.stream = self._prepare()
         self.stage = ""
-        self.skipped: dict[int, str] = {}
+        self.skipped: dict[str, None] = {}  # why images were left out; a set in order
         self.began = time.perf_counter()
         self.clock = Clock(self.order.batch_size)
 
@@ -104,10 +106,14 @@ class _Training:
         captures = device.type == "cuda" and dist.num_processes() == 1 if machine.capture is None else machine.capture
         is_long = self.num_steps * self.order.batch_size >= _COMPILE_FROM
         labels = splits.labels
-        weights = optim.class_weights(labels) if experiment.class_weights else torch.ones(len(labels.classes))
+        trained = replace(labels, given=labels.given[splits.train], clean=None)  # held-out labels weigh nothing
+        weights = optim.class_weights(trained) if experiment.class_weights else torch.ones(len(labels.classes))
+        given = [labels.given, labels.given if splits.other_given is None else splits.other_given][
+            : experiment.networks
+        ]
         setting = Setting(
             source=splits.inputs.to(device) if resident and isinstance(splits.inputs, Tensor) else None,
-            given=labels.given.to(device),
+            given=tuple(each.to(device) for each in given),
             label_weights=weights.to(device),
             batches_per_epoch=self.num_per_epoch,
             batches_per_pass=self.order.batches_per_pass,
@@ -139,6 +145,7 @@ class _Training:
         """From the last checkpoint, or from the beginning, to the end."""
         start = self._resume()
         self.display.begin(self._facts(start))
+        self.clock.restart(start)  # steps of an earlier process were not done in the time of this one
         saved, is_stopped = time.perf_counter(), False
         with self.stream.explained() if self.stream is not None else nullcontext():
             for number, rows in zip(
@@ -148,7 +155,7 @@ class _Training:
                     self.stage = self.experiment.objective.stage(
                         number / self.num_per_epoch, self.step.learners[0].memory
                     )
-                self._check_images(rows)
+                self._check_images(reason for _, reason in rows.problems)
                 self.step(rows, self.stage)
                 done = number + 1
                 is_epoch = done % self.num_per_epoch == 0 or done == self.num_steps
@@ -175,6 +182,8 @@ class _Training:
         found = self.run.load() if self.run is not None else None
         state = json.loads(dist.share(json.dumps(None if found is None else found.state), self.device))
         if state is None:
+            if self.run is not None:
+                self.run.cut_log(0)  # of a run that ended before its first checkpoint
             return 0
         if self.run is not None and found is not None:
             for damaged in found.damaged:
@@ -186,7 +195,7 @@ class _Training:
             self.step.begin_sums(state["sums"])
         dist.broadcast_(self.step.tensors().values())
         self.stage = state["stage"]
-        self.skipped = {int(index): reason for index, reason in state["skipped"].items()}
+        self.skipped = dict.fromkeys(state["skipped"])
         self.began -= state["seconds"]
         return int(state["step"])
 
@@ -206,7 +215,11 @@ class _Training:
         self._look(done)  # no checkpoint is written of what is not finite
         if self.run is None:
             return
-        tensors = {**self.step.tensors(), "generator.cpu": torch.get_rng_state()}
+        learned = self.step.tensors()
+        must_be_finite = [each for name, each in learned.items() if name.startswith(_LEARNED)]
+        if not torch.stack([each.isfinite().all() for each in must_be_finite]).all():
+            self._report_not_finite(done - 1)  # a finite gradient can still be too much for a weight
+        tensors = {**learned, "generator.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
         state = {
@@ -214,7 +227,7 @@ class _Training:
             "stage": self.stage,
             "log_end": self.run.log_end(),
             "sums": self.step.names,
-            "skipped": self.skipped,
+            "skipped": list(self.skipped),
             "seconds": time.perf_counter() - self.began,
         }
         self.run.save(done, tensors, state)
@@ -240,18 +253,18 @@ class _Training:
             facts = {"step": bad, "epoch": bad / self.num_per_epoch, "examples": examples, "names": names}
             self.run.write_json(where.name, facts)
         raise NotFinite(
-            f"the loss or its gradient was not finite at step {bad} (epoch {bad / self.num_per_epoch:.2f}); its "
-            f"examples are in {where}, and the last checkpoint is as it was before; try a lower optimizer.lr, clip=1, "
-            "or machine.precision=float32"
+            f"the loss, its gradient or a weight was not finite at step {bad} (epoch {bad / self.num_per_epoch:.2f}); "
+            f"its examples are in {where}, and the last checkpoint is as it was before; try a lower optimizer.lr, "
+            "clip=1, or machine.precision=float32"
         )
 
-    def _check_images(self, rows: Rows) -> None:
+    def _check_images(self, problems: Iterable[str], *, may_stop: bool = True) -> None:
         """Stop at an image that cannot be decoded, or say once that it is left out."""
-        for index, reason in rows.problems:
-            if self.experiment.bad_images == "stop":
+        for reason in problems:
+            if may_stop and self.experiment.bad_images == "stop":
                 raise BadImage(f"{reason}; bad_images=skip would leave it out and go on")
-            if index not in self.skipped:
-                self.skipped[index] = reason
+            if reason not in self.skipped:
+                self.skipped[reason] = None
                 self.display.note(f"left out: {reason}")
 
     def _end_epoch(self, done: int) -> None:
@@ -263,6 +276,7 @@ class _Training:
             networks = self._judged_networks(done)
             for name, inputs, truth in self.splits.judged if self.run is not None else ():
                 seen = self._pass().over(networks, inputs, with_features=False)
+                self._check_images(seen.unreadable.values())
                 entry[f"{name}_accuracy"] = metrics.accuracy(seen.predictions.logits, truth[seen.predictions.indices])
         every = max(1, round(self.experiment.epochs / 10))
         if self.experiment.mixup is not None and (round(epoch) % every == 0 or done == self.num_steps):
@@ -277,11 +291,11 @@ class _Training:
         seen = self._pass().over([self.step.learners[0].network], self.splits.inputs, with_features=False).predictions
         is_trained = torch.isin(seen.indices, self.splits.train)
         logits, indices = (part[is_trained].to(self.device) for part in (seen.logits, seen.indices))
-        observe_(self.step.dynamics, logits, self.step.setting.given[indices], indices)
+        observe_(self.step.dynamics, logits, self.step.setting.given[0][indices], indices)
 
     def _judged_networks(self, done: int) -> list[Module]:
         """The networks as they are judged: the averaged ones, if there are any, with statistics of their own."""
-        if self.experiment.averaging is None:
+        if self.experiment.averaging is None or self.experiment.judged == "networks":
             return [learner.network for learner in self.step.learners]
         turn = max(0, done - 1) // self.order.batches_per_pass
         steps = range(turn * self.order.batches_per_pass, (turn + 1) * self.order.batches_per_pass)[:_CALIBRATION]
@@ -330,6 +344,7 @@ class _Training:
         folder = self.folder / "predictions"
         folder.mkdir(exist_ok=True)
         train_split = self._pass().over(networks, self.splits.inputs)
+        self._check_images(train_split.unreadable.values(), may_stop=False)  # nothing is left to be spoiled by them
         tables = {"train": train_split.predictions}
         for name, inputs, _ in self.splits.judged:
             tables[name] = self._pass().over(networks, inputs).predictions

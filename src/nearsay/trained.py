@@ -36,7 +36,7 @@ def read_origin(folder: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_text())
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder} is no run folder: {path.name} cannot be read ({error})", BAD_DATA) from error
     return found
 
@@ -63,7 +63,7 @@ def open_trained(folder: Path) -> Trained:
     for number in range(experiment.networks):
         prefix = f"{number}." if experiment.networks > 1 else ""
         own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        network = experiment.backbone.build(len(labels.classes), num_inputs=_num_inputs(own))
+        network = experiment.backbone.build(len(labels.classes), num_inputs=_num_inputs(folder, origin))
         try:
             network.load_state_dict(own)
         except RuntimeError as error:
@@ -120,33 +120,39 @@ def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str,
             BAD_DATA,
         )
     if not (run.path / "experiment.json").exists():
-        run.write_json("experiment.json", {**(origin or {}), "experiment": config.to_tree(experiment)})
+        num_inputs = splits.example(experiment.image_size).shape[0]
+        tree = config.to_tree(experiment)
+        run.write_json("experiment.json", {**(origin or {}), "num_inputs": num_inputs, "experiment": tree})
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a run that needs nothing more, None if it does."""
     try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError):
+        result: Any = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError, RecursionError):
         return None
-    return result if result.get("finished") else None
+    return result if isinstance(result, dict) and result.get("finished") else None
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise RunError(f"{path.parent} has no {path.name}: the run is not finished; train it to the end", BAD_DATA)
     try:
         return load_file(path)
-    except FileNotFoundError as error:
-        raise RunError(
-            f"{path.parent} has no {path.name}: the run is not finished; train it to the end", BAD_DATA
-        ) from error
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
 
 
-def _num_inputs(weights: Mapping[str, Tensor]) -> int:
-    """Channels of images, or features: what the first weight takes."""
-    first = next(tensor for name, tensor in weights.items() if tensor.ndim > 1)
-    return int(first.shape[1])
+def _num_inputs(folder: Path, origin: Mapping[str, Any]) -> int:
+    """Channels of images, or features, as recorded: the weights alone do not tell which of them is the first."""
+    recorded = origin.get("num_inputs")
+    if isinstance(recorded, bool) or not isinstance(recorded, int) or recorded < 1:
+        raise RunError(
+            f"{folder / 'experiment.json'} records num_inputs as {recorded!r}, not as a number from 1; "
+            "train again in another folder",
+            BAD_DATA,
+        )
+    return recorded
 
 
 def _check_inputs(inputs: Inputs, trained: Trained) -> None:

@@ -1,12 +1,13 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
-from nearsay import optim
+from nearsay import dist, optim
 from nearsay.augment import Augment, ColorJitter, Cutout, Flip, Mixup, PadCrop, RandAugment, RandomResizedCrop, Views
 from nearsay.core import Batch
 from nearsay.datasets.digits import Digits
@@ -56,7 +57,7 @@ def ready(experiment, device, *, captures, compiles=False, dtype=torch.float32):
     order = Order(torch.arange(len(images)), batch_size=experiment.batch_size, seed=0)
     setting = Setting(
         source=images.to(device),
-        given=labels.given.to(device),
+        given=(labels.given.to(device),) * experiment.networks,
         label_weights=torch.ones(10, device=device),
         batches_per_epoch=order.batches_per_pass,
         batches_per_pass=order.batches_per_pass,
@@ -161,6 +162,7 @@ def test_what_is_not_finite_changes_nothing(captures):
             assert torch.equal(after[key], value), key
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_a_compiled_step_learns_what_the_plain_one_learns():
     experiment = replace(SMALL, backbone=ResNet(width=16))
     with exact():
@@ -251,3 +253,23 @@ def test_labels_and_paths_survive_a_run_on_a_gpu(tmp_path):
     result = train(replace(SMALL, epochs=1), Path(tmp_path))
     assert result["labels"]["effective_rate"] == pytest.approx(0.36, abs=0.03)
     assert result["hardware"] == torch.cuda.get_device_name()
+
+
+def test_collectives_and_a_plain_step_run_over_nccl_with_one_process(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29555"}.items():
+        monkeypatch.setenv(name, value)
+    dist._meet("nccl", timedelta(seconds=60))
+    try:
+        rows = torch.randn(4, 3, device="cuda", requires_grad=True)
+        gathered = dist._Gather.apply(rows)
+        gathered.square().sum().backward()
+        torch.testing.assert_close(rows.grad, 2 * rows.detach())
+        summed = torch.ones(3, device="cuda")
+        dist.distributed.all_reduce(summed)
+        dist.distributed.broadcast(summed, src=0)
+        assert summed.tolist() == [1.0, 1.0, 1.0]
+        step, order = ready(SMALL, "cuda", captures=False)
+        go(step, order, range(3))
+        assert step.is_fine.item()
+    finally:
+        dist.distributed.destroy_process_group()

@@ -8,28 +8,55 @@ from typing import get_args
 import pytest
 import torch
 
-from nearsay.augment import CIFAR10_COLORS, CIFAR100_COLORS, IMAGENET_COLORS, Augment, Mixup, RandomResizedCrop, Views
+from nearsay.augment import (
+    CIFAR10_COLORS,
+    CIFAR100_COLORS,
+    IMAGENET_COLORS,
+    Augment,
+    ColorJitter,
+    Mixup,
+    RandomResizedCrop,
+    Views,
+)
 from nearsay.core import Batch, one_hot
+from nearsay.datasets import Cifar10, Cifar100
 from nearsay.experiment import Experiment
 from nearsay.models import MLP, ResNet, Timm
-from nearsay.noise import Asymmetric, AsymmetricInPlace, InstanceDependent, PairFlip, Symmetric
+from nearsay.noise import Asymmetric, AsymmetricInPlace, InstanceDependent, OpenSet, PairFlip, Symmetric
 from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy
 from nearsay.optim import SGD, AdamW, Cosine
-from nearsay.recipes import _images, cifar10, cifar100, digits, embeddings, folder, manifest, toy
-from nearsay.recipes.methods import FeatureMethod, Method, choose
+from nearsay.recipes import (
+    _images,
+    cifar10,
+    cifar100,
+    clothing1m,
+    digits,
+    embeddings,
+    folder,
+    manifest,
+    mini_imagenet,
+    toy,
+    webvision,
+)
+from nearsay.recipes.methods import FeatureMethod, Method, WebMethod, choose
 
 PATH = Path("/data/mine")
 RECIPES = {
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "clothing1m": clothing1m,
     "digits": digits,
     "embeddings": embeddings,
     "folder": folder,
     "manifest": manifest,
+    "mini_imagenet": mini_imagenet,
     "toy": toy,
+    "webvision": webvision,
 }
 ON_FEATURES = ("embeddings", "toy")
+FROM_THE_WEB = ("clothing1m", "webvision")
 WITHOUT_PATH = ("digits", "toy")
+MAKING_NOISE = [name for name in RECIPES if name not in (*FROM_THE_WEB, "mini_imagenet")]
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +70,10 @@ def made(name, **choices) -> Experiment:
     if name not in WITHOUT_PATH:
         choices = {"path": PATH, **choices}
     return RECIPES[name].recipe(**choices)
+
+
+def methods_of(name):
+    return get_args(FeatureMethod if name in ON_FEATURES else WebMethod if name in FROM_THE_WEB else Method)
 
 
 def put_weights(cache, name):
@@ -68,8 +99,13 @@ def test_the_list_of_recipes_here_is_complete():
         ("bootstrap+mixup", Bootstrap(alpha=0.5), True),
         ("ncr", NCR(k=7), False),
         ("ncr+mixup", NCR(k=7), True),
+        ("ncr+mixup+da", NCR(k=7), True),
+        ("oracle", CrossEntropy(), False),
+        ("oracle+mixup", CrossEntropy(), True),
         ("elr", ELR(beta=0.5), False),
         ("ncr+elr", NCR(k=7, base=ELR(beta=0.5)), False),
+        ("elr+", ELR(beta=0.5), True),
+        ("ncr+elr+", NCR(k=7, base=ELR(beta=0.5)), True),
         ("gjs", GJS(), False),
     ],
 )
@@ -77,13 +113,19 @@ def test_a_method_is_its_objective_and_its_mixup(method, objective, is_mixed):
     choice = choose(method, ncr=NCR(k=7), elr=ELR(beta=0.5))
     assert choice.objective == objective
     assert choice.mixup == (Mixup(alpha=0.5) if is_mixed else None)
-    assert choice.num_views == (2 if method == "gjs" else 1)
+    assert choice.num_views == (2 if method in ("gjs", "ncr+mixup+da") else 1)
+    fields = choice.fields()
+    assert fields["only_clean"] == method.startswith("oracle")
+    assert (fields.get("networks", 1), fields.get("averaging")) == ((2, 0.997) if "elr+" in method else (1, None))
+    # Only ELR+ has averages, and judges the networks themselves.
+    assert fields.get("judged", "auto") == ("networks" if "elr+" in method else "auto")
 
 
 def test_every_method_has_a_name_and_those_of_features_need_no_second_view():
     assert [name for name in get_args(Method) if choose(name, ncr=NCR()).num_views == 1] == list(
         get_args(FeatureMethod)
     )
+    assert [name for name in get_args(Method) if not choose(name, ncr=NCR()).only_clean] == list(get_args(WebMethod))
     with pytest.raises(ValueError, match="method='nrc' must be one of standard, mixup, "):
         choose("nrc", ncr=NCR())
 
@@ -96,19 +138,24 @@ def test_beside_elr_a_recipe_may_have_another_ncr():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_takes_every_method(name):
-    for method in get_args(FeatureMethod if name in ON_FEATURES else Method):
+    for method in methods_of(name):
         experiment = made(name, method=method)
-        assert experiment.mixup == (Mixup(alpha=1.0 if "cifar" in name else 0.5) if "mixup" in method else None)
+        is_mixed = "mixup" in method or "elr+" in method
+        assert experiment.mixup == (Mixup(alpha=1.0 if "cifar" in name else 0.5) if is_mixed else None)
+        assert experiment.networks == (2 if "elr+" in method else 1)
+        assert experiment.only_clean == method.startswith("oracle")
         if name in ON_FEATURES:
             assert (experiment.augment, experiment.normalize) == (None, None)
         elif method == "gjs":
             assert isinstance(experiment.augment, Views)
             assert experiment.augment.first == experiment.augment.second
+        elif method == "ncr+mixup+da":
+            assert experiment.augment.second == (*experiment.augment.first, ColorJitter())
         elif experiment.augment is not None:
             assert isinstance(experiment.augment, Augment)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", MAKING_NOISE)
 def test_a_seed_reaches_the_run_and_its_noise(name):
     experiment = made(name, seed=5, noise=0.3)
     assert experiment.seed == 5
@@ -117,7 +164,13 @@ def test_a_seed_reaches_the_run_and_its_noise(name):
         assert experiment.data.seed == 5
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def test_a_seed_reaches_runs_whose_noise_was_published():
+    for name in RECIPES.keys() - MAKING_NOISE:
+        experiment = made(name, seed=5)
+        assert (experiment.seed, experiment.noise) == (5, None)
+
+
+@pytest.mark.parametrize("name", MAKING_NOISE)
 def test_noise_zero_is_no_noise_model(name):
     assert made(name, noise=0).noise is None
 
@@ -158,11 +211,13 @@ def test_cifar10_is_the_paper_but_for_its_length():
         ("cifar10", "asymmetric", Asymmetric(rate=0.2, mapping="cifar10")),
         ("cifar10", "asymmetric-in-place", AsymmetricInPlace(rate=0.2)),
         ("cifar10", "instance", InstanceDependent(rate=0.2)),
+        ("cifar10", "open-set", OpenSet(rate=0.2)),
         ("cifar100", "symmetric", Symmetric(rate=0.2, redraw=True)),
         ("cifar100", "symmetric-strict", Symmetric(rate=0.2, redraw=False)),
         ("cifar100", "asymmetric-next", Asymmetric(rate=0.2, mapping="cifar100-next")),
         ("cifar100", "asymmetric-superclass", Asymmetric(rate=0.2, mapping="cifar100-superclass")),
         ("cifar100", "instance", InstanceDependent(rate=0.2)),
+        ("cifar100", "open-set", OpenSet(rate=0.2)),
         ("digits", "symmetric", Symmetric(rate=0.2, redraw=True)),
         ("digits", "symmetric-strict", Symmetric(rate=0.2, redraw=False)),
         ("digits", "pair-flip", PairFlip(rate=0.2)),
@@ -170,14 +225,16 @@ def test_cifar10_is_the_paper_but_for_its_length():
     ],
 )
 def test_a_kind_of_noise_is_a_noise_model(name, kind, noise):
-    assert made(name, kind=kind, noise=0.2).noise == noise
-    assert made(name, kind=kind, noise=0).noise is None
+    more = {"outside": PATH} if kind == "open-set" else {}
+    assert made(name, kind=kind, noise=0.2, **more).noise == noise
+    assert made(name, kind=kind, noise=0, **more).noise is None
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "digits"])
 def test_every_declared_kind_of_noise_is_known(name):
     kinds = [kind for kind in get_args(RECIPES[name].Kind) if kind != "human"]
-    models = [made(name, kind=kind, noise=0.2).noise for kind in kinds]
+    more = {"open-set": {"outside": PATH}}
+    models = [made(name, kind=kind, noise=0.2, **more.get(kind, {})).noise for kind in kinds]
     assert None not in models
     assert len(set(map(repr, models))) == len(kinds)
 
@@ -201,6 +258,23 @@ def test_human_labels_come_from_their_file_and_no_noise_is_added():
 def test_human_labels_that_would_not_be_used_are_refused(choices, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         made("cifar10", **choices)
+
+
+def test_open_set_noise_takes_images_of_the_other_cifar():
+    other = Path("/data/other")
+    assert made("cifar10", kind="open-set", outside=other).outside == Cifar100(path=other)
+    assert made("cifar100", kind="open-set", outside=other).outside == Cifar10(path=other)
+    assert made("cifar10").outside is None
+    for name in ("cifar10", "cifar100"):
+        with pytest.raises(ValueError, match="kind='open-set' needs outside=, the folder of CIFAR-10"):
+            made(name, kind="open-set")
+        with pytest.raises(ValueError, match="outside='/data/other' is of use only with kind=open-set, not with"):
+            made(name, outside=other)
+
+
+def test_an_unknown_kind_of_noise_is_refused():
+    with pytest.raises(ValueError, match="kind='odd' is no kind of noise"):
+        made("cifar10", kind="odd")
 
 
 def test_alpha_follows_the_variant_unless_it_is_given():
@@ -290,7 +364,7 @@ def test_features_get_a_perceptron():
 
 @pytest.mark.parametrize("name", ["digits", "toy"])
 def test_every_method_takes_a_step_on_the_quick_recipes(name):
-    for method in get_args(FeatureMethod if name in ON_FEATURES else Method):
+    for method in methods_of(name):
         experiment = made(name, method=method)
         split = experiment.data.open("train")
         rows = torch.arange(32)

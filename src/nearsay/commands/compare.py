@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from nearsay import config
 from nearsay.display import Display
 from nearsay.progress import percent
@@ -121,5 +123,10 @@ def demonstrate(
     for number, (method, seed) in enumerate(pairs, start=1):
         call = config.call_recipe("digits", ["noise=0.4", f"method={method}", f"seed={seed}", *arguments])
         target = folder / f"{method}-seed={seed}"
-        result = train(call.experiment, target, origin=call.origin, display=display)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # these tensors are so small that threads would only wait for each other
+        try:
+            result = train(call.experiment, target, origin=call.origin, display=display)
+        finally:
+            torch.set_num_threads(threads)
         yield Demonstrated(number, len(pairs), method, seed, target, result)

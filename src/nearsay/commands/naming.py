@@ -1,28 +1,20 @@
-"""Where a run goes if nobody says where: a readable name that is the same for the same command."""
+"""Where runs go if nobody says where: a readable name that is the same for the same command."""
 
-import hashlib
-import json
-import re
-from collections.abc import Mapping
-from pathlib import Path, PurePath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-_LONGEST = 100  # characters, well below what file systems allow
+from nearsay.config.naming import run_name
+from nearsay.config.text import split_pairs
 
 
 def default_folder(origin: Mapping[str, Any]) -> Path:
-    """Such as runs/cifar10-method=ncr-noise=0.4: the recipe and what was chosen, whatever the order it was given in.
+    """Where a run goes, such as runs/cifar10-method=ncr-noise=0.4."""
+    return Path("runs", run_name(origin))
 
-    Where the run takes place is left out, so that it can go on elsewhere. A hash follows where the name alone does not
-    tell two runs apart: when it was cut or cleaned, and for a recipe in a file, by what is in the file.
-    """
-    recipe, arguments = str(origin["recipe"]), dict(origin["arguments"])
-    chosen = dict(each.split("=", 1) for each in origin["overrides"] if not each.startswith("machine."))
-    pairs = [f"{key}={value}" for choices in (arguments, chosen) for key, value in sorted(choices.items())]
-    plain = "-".join([PurePath(recipe).stem, *pairs])
-    name = re.sub(r"[^\w.=+,-]+", "_", plain, flags=re.ASCII)[:_LONGEST]
-    source = origin.get("sha256", "")
-    if name != plain or source:
-        content = json.dumps([recipe, pairs, source])
-        name = f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
-    return Path("runs", name)
+
+def default_sweep_folder(recipe: str, arguments: Sequence[str], overrides: Sequence[str]) -> Path:
+    """Where a sweep goes, such as runs/sweep-toy-noise=0.2,0.4: by its lists and ranges, as they were written."""
+    origin = {"recipe": recipe, "arguments": split_pairs(arguments), "overrides": overrides}
+    split_pairs(overrides)  # refuses what is no key=value before a name is made of it
+    return Path("runs", f"sweep-{run_name(origin)}")

@@ -49,12 +49,15 @@ class ELR:
 
     beta: float = 0.7
     weight: float = 3.0
+    ramp: float = 0.0  # epochs over which the weight rises as exp(−5(1 − x)²), as in ELR+
+    reweigh: bool = False  # multiply targets by t and make them distributions again, as ELR+ does with 100 classes
 
     def __post_init__(self) -> None:
         if check_number("beta", self.beta, 0, 1) == 1:
             raise ValueError("beta=1 would never learn; it must be below 1")
         if check_number("weight", self.weight, 0) == math.inf:
             raise ValueError("weight=inf must be finite")
+        check_number("ramp", self.ramp, 0)
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
         """The averaged prediction of each example, zero until it is first seen."""
@@ -78,10 +81,23 @@ class ELR:
         teacher = outputs.logits if batch.teacher is None else batch.teacher.logits
         update_averages(averages, teacher, batch.indices, beta=self.beta)
         past = _recall(averages, batch.indices, batch.mix).where(batch.is_real[:, None], 0.0)
-        supervised = dist.mean(cross_entropy(logits, targets), targets.sum(dim=1))
+        weights = targets.sum(dim=1)
+        if self.reweigh:
+            targets = _reweighed(targets, past)
+        supervised = dist.mean(cross_entropy(logits, targets), weights)
         regularizer = self.weight * dist.mean(elr(logits, past), batch.is_real.to(logits.dtype))
+        if self.ramp:
+            regularizer = regularizer * torch.exp(-5 * (1 - (epoch / self.ramp).clamp(0, 1)).square())
         terms = {"cross_entropy": supervised.detach(), "elr": regularizer.detach()}
         return Loss(supervised + regularizer, terms)
+
+
+def _reweighed(targets: Tensor, past: Tensor) -> Tensor:
+    """Targets times t, with the weights that they had; where nothing is left of one, it stays as it was."""
+    product = targets * past
+    mass = product.sum(dim=1, keepdim=True)
+    scale = targets.sum(dim=1, keepdim=True) / mass.where(mass > 0, 1.0)
+    return torch.where(mass > 0, product * scale, targets)
 
 
 def _probabilities(logits: Tensor) -> Tensor:

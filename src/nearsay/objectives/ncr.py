@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple, get_args
 
@@ -19,6 +19,7 @@ from nearsay.core import (
     Outputs,
     can_look,
     check_number,
+    check_outputs,
     check_tensors,
     check_whole,
 )
@@ -26,6 +27,7 @@ from nearsay.kernels.ncr import Choices, autocast_off, divergence, ncr_rows
 from nearsay.neighbors import Identity, cosines, forbidden, normalize
 from nearsay.objectives.bank import Bank
 from nearsay.objectives.cross_entropy import CrossEntropy
+from nearsay.objectives.neighborhood import NUM_EPOCHS, ask, count_agreement_, foreign_rows, has_settled
 
 Variant = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
@@ -97,15 +99,20 @@ class NCR:
     alpha: float = 0.9
     k: int | None = 10
     temperature: float = 2.0
-    start_epoch: float = 0.0  # the paper's e
+    start_epoch: float | Literal["auto"] = (
+        0.0  # the paper's e; "auto" is when neighbors agree with labels no more often
+    )
     base: Objective = CrossEntropy()  # noqa: RUF009 — frozen, so it may be shared
     variant: Variant = "paper"
     bank: Bank | None = None
     mask_partners: bool = False  # keep rows that share an image through mixup from being neighbors
+    reject: float = 0.0  # share of rows whose neighbors are farthest that lose their label, if those are undecided too
 
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, 0, 1, cure=": 0 is the base alone, 1 no labels at all")
-        check_number("start_epoch", self.start_epoch, 0)
+        if self.start_epoch != "auto":
+            check_number("start_epoch", self.start_epoch, 0, cure=', or "auto"')
+        check_number("reject", self.reject, 0, 1)
         if isinstance(self.base, type) or not callable(self.base):
             raise ValueError(f"base={self.base!r} must be an objective, such as CrossEntropy()")
         if self.bank is not None and not isinstance(self.bank, Bank):
@@ -113,24 +120,31 @@ class NCR:
         _check_choices(self._choices)
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
-        """The base's memory under `base.` and the bank's under `bank.`."""
+        """The memory of the base under `base.`, of the bank under `bank.`, of an automatic start under `start.`."""
         sizes = (num_examples, num_classes, num_features)
         parts = {"base": self.base.memory(*sizes), "bank": self.bank.memory(*sizes) if self.bank else {}}
+        if self.start_epoch == "auto":
+            parts["start"] = {"agreement": torch.zeros(NUM_EPOCHS, 2, dtype=torch.float64)}
         return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
-        """`ncr/…` from `start_epoch` on, `base/…` before."""
-        mine = "ncr" if epoch >= self.start_epoch else "base"
+        """`ncr/…` from `start_epoch` on, `base/…` before, or `watch/…` while that is still to be found."""
+        if self.start_epoch == "auto":
+            mine = "ncr" if has_settled(memory["start.agreement"], epoch) else "watch"
+        else:
+            mine = "ncr" if epoch >= self.start_epoch else "base"
         return f"{mine}/{self.base.stage(epoch, _part(memory, 'base'))}"
 
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
         """Neighbors are searched among all processes' rows and the bank."""
         mine, _, base_stage = stage.partition("/")
-        if mine not in ("base", "ncr"):
+        if mine not in ("base", "watch", "ncr"):
             raise ValueError(f"stage={stage!r} is not one of NCR's; pass what objective.stage(epoch, memory) returned")
         if self.bank is not None:
             self.bank.check(_part(memory, "bank"), dist.num_processes() * len(batch.indices))
-        total, terms = self.base(outputs, batch, epoch, _part(memory, "base"), base_stage)
+        labels, more = self._ask(outputs, batch, epoch, memory, mine)
+        total, terms = self.base(outputs, labels, epoch, _part(memory, "base"), base_stage)
+        terms = {**terms, **more}
         if mine == "ncr":
             rows, is_alone = self._rows(outputs, batch, memory)
             real = batch.is_real.to(rows.dtype)
@@ -142,6 +156,24 @@ class NCR:
                 everyone = Outputs(dist.gather(outputs.features.detach()), dist.gather(outputs.logits.detach()))
                 self.bank.write(_part(memory, "bank"), everyone, dist.gather(batch.indices))
         return Loss(total, terms)
+
+    def _ask(
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], mine: str
+    ) -> tuple[Batch, dict[str, Tensor]]:
+        """The batch without the labels of foreign rows, and what there is to log of that; or count how many agree."""
+        if mine == "watch":
+            check_outputs(outputs, batch)
+            opinion = ask(outputs, batch, self.k)
+            count_agreement_(memory["start.agreement"], opinion, epoch)
+            real = opinion.is_asked.to(outputs.logits.dtype)
+            return batch, {"agreement": dist.mean(opinion.agrees.to(real.dtype), real)}
+        if mine == "base" or not self.reject:
+            return batch, {}
+        check_outputs(outputs, batch)
+        is_foreign = foreign_rows(ask(outputs, batch, self.k), batch, self.reject)
+        real = batch.is_real.to(outputs.logits.dtype)
+        targets = batch.targets.masked_fill(is_foreign[:, None], 0)
+        return replace(batch, targets=targets), {"rejected": dist.mean(is_foreign.to(real.dtype), real)}
 
     def _rows(self, outputs: Outputs, batch: Batch, memory: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         partners = batch.mix.partner_indices if batch.mix is not None and self.mask_partners else None

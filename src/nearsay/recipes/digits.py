@@ -43,10 +43,9 @@ def recipe(
         data=Digits(seed=seed),
         noise=_noise(noise, kind, seed),
         backbone=ResNet(depth=18, width=16),
-        objective=choice.objective,
+        **choice.fields(),
         # Shifts by a pixel would keep cross-entropy from memorizing at all; only gjs, which compares two, gets them.
         augment=choice.augment(PadCrop(padding=1, mode="zeros")) if choice.num_views == 2 else None,
-        mixup=choice.mixup,
         optimizer=SGD(lr=0.1),
         schedule=Cosine(warmup=warmup(epochs, 1.0)),
         epochs=epochs,

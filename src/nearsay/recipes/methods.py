@@ -5,9 +5,9 @@ the paper prints none. To add a method, give it a row in `choose` and its name i
 """
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from nearsay.augment import Augment, Mixup, Transform, Views
+from nearsay.augment import Augment, ColorJitter, Mixup, Transform, Views
 from nearsay.core import Objective
 from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy
 
@@ -20,11 +20,16 @@ Method = Literal[
     "bootstrap+mixup",
     "ncr",
     "ncr+mixup",
+    "ncr+mixup+da",
+    "oracle",
+    "oracle+mixup",
     "elr",
     "ncr+elr",
+    "elr+",
+    "ncr+elr+",
     "gjs",
 ]
-FeatureMethod = Literal[  # without gjs, whose second view needs an image to augment
+FeatureMethod = Literal[  # without gjs and da, whose second view needs an image to augment
     "standard",
     "mixup",
     "label-smoothing",
@@ -33,8 +38,28 @@ FeatureMethod = Literal[  # without gjs, whose second view needs an image to aug
     "bootstrap+mixup",
     "ncr",
     "ncr+mixup",
+    "oracle",
+    "oracle+mixup",
     "elr",
     "ncr+elr",
+    "elr+",
+    "ncr+elr+",
+]
+WebMethod = Literal[  # without the oracles: nobody knows the true labels of images from the web
+    "standard",
+    "mixup",
+    "label-smoothing",
+    "label-smoothing+mixup",
+    "bootstrap",
+    "bootstrap+mixup",
+    "ncr",
+    "ncr+mixup",
+    "ncr+mixup+da",
+    "elr",
+    "ncr+elr",
+    "elr+",
+    "ncr+elr+",
+    "gjs",
 ]
 
 
@@ -44,12 +69,22 @@ class Choice(NamedTuple):
     objective: Objective
     mixup: Mixup | None = None
     num_views: Literal[1, 2] = 1
+    jitters: bool = False  # the colors of the second view: the paper's DA
+    only_clean: bool = False  # the oracle
+    networks: Literal[1, 2] = 1  # that teach each other, as in ELR+
 
     def augment(self, *transforms: Transform) -> Augment | Views:
         """The transforms, for as many views of an image as the method compares."""
         if self.num_views == 2:
-            return Views(first=transforms, second=transforms)
+            return Views(first=transforms, second=(*transforms, ColorJitter()) if self.jitters else transforms)
         return Augment(transforms=transforms)
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of an `Experiment`, whose types Any stands for."""
+        fields: dict[str, Any] = {"objective": self.objective, "mixup": self.mixup, "only_clean": self.only_clean}
+        if self.networks == 2:  # ELR+ evaluates the networks themselves; their averages are teachers only
+            fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
+        return fields
 
 
 def choose(
@@ -62,6 +97,7 @@ def choose(
 ) -> Choice:
     """The method of that name, made of the recipe's own losses; `beside_elr` is NCR where its base is ELR."""
     elr = elr or ELR()
+    beside = replace(beside_elr or ncr, base=elr)
     mixup = mixup or Mixup(alpha=0.5)
     smoothed, bootstrap = CrossEntropy(smoothing=0.5), Bootstrap(alpha=0.5)
     table: dict[Method, Choice] = {
@@ -73,8 +109,13 @@ def choose(
         "bootstrap+mixup": Choice(bootstrap, mixup),
         "ncr": Choice(ncr),
         "ncr+mixup": Choice(ncr, mixup),
+        "ncr+mixup+da": Choice(ncr, mixup, num_views=2, jitters=True),
+        "oracle": Choice(CrossEntropy(), only_clean=True),
+        "oracle+mixup": Choice(CrossEntropy(), mixup, only_clean=True),
         "elr": Choice(elr),
-        "ncr+elr": Choice(replace(beside_elr or ncr, base=elr)),
+        "ncr+elr": Choice(beside),
+        "elr+": Choice(elr, mixup, networks=2),
+        "ncr+elr+": Choice(beside, mixup, networks=2),
         "gjs": Choice(GJS(), num_views=2),
     }
     if method not in table:

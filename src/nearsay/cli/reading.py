@@ -1,0 +1,97 @@
+"""Verbs that read run folders: evaluate, predict and compare."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearsay.cli.options import Device, Json, Run, print_json
+from nearsay.config import ConfigError
+from nearsay.progress import make_table, print_table
+
+
+def evaluate(
+    run: Run,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="Other data: a folder of class folders, a table of paths and labels, or arrays.", exists=True
+        ),
+    ] = None,
+    split: Annotated[str | None, typer.Option("--split", help="train, validation or test; by default test.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Tell how right and how sure a trained run is.
+
+    Predictions that the run has kept are used, so that this takes seconds. Where the true labels of the training set
+    are known, it also tells how well the run finds the wrong ones.
+    """
+    from nearsay.commands import evaluate as command  # noqa: PLC0415  # brings torch
+
+    report = command.evaluate(run, split=split, data=source, device=device)
+    if as_json:
+        print_json(report)
+        return
+    print_table(make_table(*command.evaluation_cells(report)))
+
+
+def predict(
+    run: Run,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Images, folders of images, or .npy, .npz, .parquet files of features.", metavar="PATH", exists=True
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A .csv, .jsonl or .parquet file; by default CSV to stdout.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Label images or features with a trained run.
+
+    The table has the columns path, label, probability and error; what cannot be read is a row with an error.
+    """
+    from nearsay import tables  # noqa: PLC0415  # brings torch
+    from nearsay.commands import predict as command  # noqa: PLC0415
+
+    if out is not None and out.suffix.lower() not in tables.ENDINGS:
+        raise ConfigError(f"--out {out} must end in one of {', '.join(tables.ENDINGS)}")
+    columns = command.predict(run, paths, device=device)
+    if out is None:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        return
+    tables.write(out, columns)
+    num_errors = sum(error is not None for error in columns["error"])
+    told = f", {num_errors} of them with an error" if num_errors else ""
+    print(f"{len(columns['path'])} rows{told} are in {out}.")
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders that nearsay train has made.", metavar="RUN", exists=True, file_okay=False),
+    ],
+    split: Annotated[str, typer.Option("--split", help="test or validation.")] = "test",
+    html: Annotated[Path | None, typer.Option("--html", help="Write curves and tables to this file too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put finished runs side by side, with means over seeds."""
+    from nearsay.commands import compare as command  # noqa: PLC0415  # brings torch
+
+    groups = command.compare(runs, split=split)
+    if html is not None:
+        from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
+
+        write_report(runs, html, title="Runs compared")
+    if as_json:
+        print_json({"split": split, "groups": [command.as_tree(group) for group in groups]})
+        return
+    print_table(make_table(*command.comparison_cells(groups, split)))
+    if html is not None:
+        print(f"Curves are in {html}.")

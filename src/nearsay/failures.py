@@ -1,0 +1,35 @@
+"""What an error means to the user of a command: a sentence, and the exit code that goes with it."""
+
+from nearsay.config import ConfigError
+
+USAGE, BAD_DATA, INTERNAL, NO_MEMORY, IO_FAILED, INTERRUPTED, PREEMPTED = 2, 65, 70, 71, 74, 130, 143
+
+
+def exit_code(error: BaseException) -> int:
+    """What a command returns that ends in this error."""
+    code = getattr(error, "code", None)
+    if isinstance(code, int) and 0 < code < 256:
+        return code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, ConfigError) or (isinstance(error, ImportError) and "pip install" in str(error)):
+        return USAGE
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
+        return NO_MEMORY  # torch has two ways to say so, and may not be there to be asked
+    if isinstance(error, OSError):
+        return IO_FAILED
+    return BAD_DATA if isinstance(error, ValueError) else INTERNAL
+
+
+def explain(error: BaseException, code: int) -> str:
+    """The error in one sentence that says what would work."""
+    told = str(error).strip() or type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if code == NO_MEMORY:
+        return f"out of memory ({told.splitlines()[0]}); try a smaller batch_size, or another device"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if code == INTERNAL and not hasattr(error, "code"):
+        return f"internal error: {type(error).__name__}: {told.splitlines()[0]}; run again with --debug to see where"
+    return told

@@ -1,0 +1,55 @@
+"""The tables and figures of the paper, each as a list of runs and one renderer.
+
+Importing this does not import torch, so that a command line can list `NAMES` at once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from nearsay.display import Display
+    from nearsay.reproduce.running import Reproduced
+
+NAMES = ("baselines", "realistic", "cifar", "batch-size", "ablation", "confidence", "similarity")
+"""What can be reproduced: four tables, then three figures."""
+
+__all__ = ["NAMES", "reproduce"]
+
+
+def reproduce(
+    name: str,
+    *,
+    data: Path | Literal["toy"],
+    trials: int | None = None,
+    out: Path,
+    only: str = "*",
+    dry_run: bool = False,
+    display: "Display | None" = None,
+    tell: Callable[[str], None] | None = None,
+) -> "Reproduced":
+    """Train what a table or figure still lacks and write it into `out`; runs that are finished are not done again.
+
+    Args:
+        name: one of `NAMES`.
+        data: the folder that holds the data sets, or "toy" for small stand-ins that need no file.
+        trials: runs of each number, with the seeds 0, 1, ...; None is as many as the paper had.
+        out: where tables and figures go; the runs are in `out/runs`, and names share them.
+        only: a pattern, such as "*noise=0.4*", that the names of the runs to train have to match.
+        dry_run: list the runs, and neither train nor write anything.
+        display: what shows a run in progress.
+        tell: is called with one line before each run.
+
+    Raises:
+        ValueError: for an unknown name, and for data that is missing or not whole, before anything is trained.
+    """
+    if name not in NAMES:
+        raise ValueError(f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}")
+    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
+        raise ValueError(f"trials={trials!r} must be a whole number from 1, or None for as many as the paper had")
+    from nearsay.reproduce import running  # noqa: PLC0415  # brings torch, which a list of names shall not
+
+    place: Path | Literal["toy"] = "toy" if data == "toy" else Path(data).expanduser()
+    return running.reproduce(
+        name, data=place, trials=trials, out=out, only=only, dry_run=dry_run, display=display, tell=tell
+    )

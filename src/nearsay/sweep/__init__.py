@@ -1,0 +1,22 @@
+"""Many runs from one command: every combination of lists, or a search among ranges.
+
+`grid` plans and `run_all` runs; `make_space` plans and `search` runs. Plans are checked in full before anything runs.
+"""
+
+from nearsay.sweep.planning import Choice, Planned, Range, Space, grid, make_space
+from nearsay.sweep.running import Outcome, run_all
+from nearsay.sweep.searching import Found, StorageError, search
+
+__all__ = [
+    "Choice",
+    "Found",
+    "Outcome",
+    "Planned",
+    "Range",
+    "Space",
+    "StorageError",
+    "grid",
+    "make_space",
+    "run_all",
+    "search",
+]

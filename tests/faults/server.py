@@ -1,0 +1,133 @@
+"""Forks trainings out of one process that has torch loaded: `python -m faults.server` reads requests from stdin.
+
+A request is a line of JSON, and so is its answer. `{"words": ..., "counter": ..., "output": ...}` starts a command line
+of nearsay in a session of its own, and answers its process id; with `"launch"` two ranks run it under the agent of
+torchrun, which forks them ("fork") or starts them as torchrun does ("anew"). `{"wait": pid, "seconds": ...}` answers an
+exit code, negative for a signal, or null if it is still running.
+"""
+
+import atexit
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import run as torchrun
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from nearsay import config
+from nearsay.cli import main
+from nearsay.recipes import digits, toy  # noqa: F401  # loaded here once, not in every fork
+from nearsay.step import Step
+from nearsay.train import train  # noqa: F401
+
+COUNTER = struct.Struct("=qq")  # the process that counts, and the steps of the run that are done; −1 before the first
+TORCHRUN = ["--standalone", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1"]
+
+
+def serve() -> int:
+    """Until stdin ends."""
+    torch.set_num_threads(1)  # a fork has only the thread that forked
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).step()
+    config.call_recipe("toy", [])
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _answer(_wait(request["wait"], request["seconds"]))
+        elif pid := os.fork():
+            _answer(pid)
+        else:
+            code = _run(request)
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(code)  # as taking down a forked interpreter copies every page of it, which takes a second
+    return 0
+
+
+def _answer(value: int | None) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    deadline = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.001)
+
+
+def _run(request: dict[str, Any]) -> int:
+    os.setsid()  # a process group to signal, as a terminal or a scheduler does
+    with open(os.devnull) as nothing, open(request["output"], "ab") as output:
+        os.dup2(nothing.fileno(), 0)  # nobody but the server may hold its pipes
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    if "launch" in request:
+        return _launch(request)
+    _count(Path(request["counter"]))
+    return main(request["words"])
+
+
+def _launch(request: dict[str, Any]) -> int:
+    """What torchrun does; to load torch anew for every rank takes seconds, so forking them is the rule."""
+    counter, words = request["counter"], request["words"]
+    if request["launch"] == "anew":
+        torchrun.main([*TORCHRUN, "-m", "faults.server", counter, *words])
+        return 0
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id=str(os.getpid()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=3,
+        monitor_interval=0.05,
+        start_method="fork",
+    )
+    elastic_launch(settings, run_rank)(counter, words)
+    return 0
+
+
+def run_rank(counter: str, words: list[str]) -> None:
+    """One process of several; SIGUSR1 makes it fail."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGUSR1, _fail)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the agent, of which this is a copy
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _count(Path(f"{counter}-{os.environ['RANK']}"))
+    if code := main(words):
+        sys.exit(code)
+
+
+def _fail(number: int, frame: object) -> None:
+    raise ArithmeticError("told to fail")
+
+
+def _count(path: Path) -> None:
+    """Let every step leave its number where a kill cannot take it away."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(COUNTER.pack(os.getpid(), -1))
+    draft.rename(path)
+    with path.open("r+b") as file:
+        shared = mmap.mmap(file.fileno(), 0)
+    call = Step.__call__
+
+    def counted(self: Step, *arguments: Any) -> None:
+        call(self, *arguments)
+        COUNTER.pack_into(shared, 0, os.getpid(), int(self.count))
+
+    Step.__call__ = counted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else serve())

@@ -1,0 +1,134 @@
+"""A disk that is full or closed: a run says so before it begins, or keeps what it has, and goes on when it can."""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+
+from faults.jobs import INTERVAL, assert_same, last_checkpoint, words_of
+from nearsay import run as runs
+from nearsay import train as trains
+from nearsay.cli import main
+
+
+def command(folder):
+    return ["train", *words_of("ncr"), "--out", str(folder), "--quiet"]
+
+
+def fill_after(monkeypatch, num_files, *, kind):
+    """Let so many files be written and no more: the disk is full before the next, or in the middle of it."""
+    write, usage, written = runs._write_flushed, shutil.disk_usage, []
+
+    def limited(path, content):
+        written.append(path)
+        if len(written) > num_files:
+            path.write_bytes(content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    def used(path):
+        return usage(path)._replace(free=0 if kind == "before" and len(written) >= num_files else 10**9)
+
+    monkeypatch.setattr(runs, "_write_flushed", limited)
+    monkeypatch.setattr(runs.shutil, "disk_usage", used)
+
+
+@pytest.mark.parametrize("kind", ["before", "in the middle"])
+@pytest.mark.parametrize("num_files", [12, 16, 40])
+def test_a_full_disk_ends_a_run_that_then_goes_on(whole, tmp_path, monkeypatch, capsys, kind, num_files):
+    fill_after(monkeypatch, num_files, kind=kind)
+    assert main(command(tmp_path / "run")) == 74
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: the disk is full: {tmp_path / 'run' / 'checkpoints' / 'step-'}")
+    assert told.endswith(" are free; what was saved before is kept\n")
+    monkeypatch.undo()
+    saves = (num_files - 3) // 3  # the probe, the labels and the experiment come first; a save is three files
+    assert last_checkpoint(tmp_path / "run") == saves * INTERVAL
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    assert main(command(tmp_path / "run")) == 0
+    assert_same(tmp_path / "run", whole("ncr"))
+
+
+def test_a_log_that_cannot_be_written_ends_a_run_that_then_goes_on(whole, tmp_path, monkeypatch, capsys):
+    write, entries = runs.Run.append_log, []
+
+    def limited(self, entry):
+        entries.append(entry)
+        with runs._explained(self.path / "log.jsonl"):
+            if len(entries) == 3:
+                with open(self.path / "log.jsonl", "ab") as log:
+                    log.write(b'{"epoch": 3.0, "st')
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, entry)
+
+    monkeypatch.setattr(runs.Run, "append_log", limited)
+    assert main(command(tmp_path / "run")) == 74
+    assert "log.jsonl" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(command(tmp_path / "run")) == 0
+    assert_same(tmp_path / "run", whole("ncr"))
+
+
+@contextmanager
+def disk_of(num_bytes, folder):
+    """A real disk of that size, and how to make it larger."""
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "none", folder], capture_output=True)
+    if made.returncode:
+        pytest.skip("only root may make a small disk")
+    try:
+        yield lambda larger: subprocess.run(["mount", "-o", f"remount,size={larger}", folder], check=True)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.slow
+def test_disks_of_all_sizes_lose_nothing_when_they_are_full(server, whole, tmp_path):
+    newest = runs.Run(whole("ncr")).checkpoints()[0]
+    one = sum(path.stat().st_size for path in newest.iterdir())
+    codes = Counter()
+    for tenths in range(10, 35):
+        with disk_of(one * tenths // 10, tmp_path / str(tenths)) as grow:
+            folder = tmp_path / str(tenths) / "run"
+            job = server.start(folder, *words_of("ncr"))
+            code = job.end()
+            codes[code] += 1
+            assert code == 74, job.said
+            assert re.search(r"error: the disk is full: \S+ needs \d+ bytes and \d+ are free", job.said)
+            assert not [path for path in folder.rglob(".*") if path.name != ".lock"]
+            assert last_checkpoint(folder) > 0 or tenths < 13  # the labels take some room, too
+            grow("64m")
+            server.finish(folder, *words_of("ncr"))
+            assert_same(folder, whole("ncr"))
+    print(f"exit codes on full disks: {dict(codes)}")
+
+
+def refuse(*_):
+    raise AssertionError("training has begun")
+
+
+def test_a_folder_that_cannot_be_is_told_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(trains, "_Training", refuse)
+    (tmp_path / "file").write_text("mine")
+    assert main(command(tmp_path / "file" / "run")) == 73
+    told = capsys.readouterr().err
+    assert (
+        told
+        == f"error: cannot write into {tmp_path / 'file' / 'run'}: Not a directory; choose another folder with --out\n"
+    )
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_is_read_only_is_told_before_training(tmp_path, monkeypatch, capsys):
+    def closed(path, content):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(trains, "_Training", refuse)
+    monkeypatch.setattr(runs, "_write_flushed", closed)
+    assert main(command(tmp_path / "run")) == 73
+    assert "Read-only file system; choose another folder" in capsys.readouterr().err

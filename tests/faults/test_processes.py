@@ -1,0 +1,141 @@
+"""Several processes: two runs in one folder, and two ranks of one run of which one is lost."""
+
+import json
+import os
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from faults.jobs import STEPS, assert_same, is_over, read_counter, words_of
+
+CHILDREN = "/proc/{0}/task/{0}/children"
+TIMEOUT = 3  # seconds that a rank waits for the other
+AGENT = 30  # seconds that torchrun waits for a rank to end before it kills it
+FAULTS = {"killed": signal.SIGKILL, "raising": signal.SIGUSR1, "hanging": signal.SIGSTOP, "told": signal.SIGTERM}
+DIGITS = ["digits", "--set", "backbone.width=4", "--set", "batch_size=64"]
+TOGETHER = {
+    "a perceptron": [*words_of("ncr"), "--set", "backbone.batch_norm=true", "--set", "epochs=2"],
+    "a mixed perceptron": [*words_of("mixup"), "--set", "epochs=1"],
+    "a residual network": [*DIGITS, "epochs=0.4", "method=ncr+elr"],
+    "a mixed residual network": [*DIGITS, "epochs=0.4", "method=ncr+mixup"],
+}
+
+
+def check_second_runs(server, whole, tmp_path, *, attempts):
+    """Others try to train in a folder that is in use; who has it does not notice."""
+    draw = random.Random(0)
+    for attempt in range(attempts):
+        folder, words = tmp_path / str(attempt), words_of("ncr", draw.choice(["resident", "two workers"]))
+        first = server.start(folder, *words)
+        after = draw.randrange(1, STEPS // 2)
+        assert first.until(lambda first=first, after=after: first.steps >= after), first.said
+        second = server.start(folder, *words)
+        assert second.end() == 75, second.said
+        owner = f"process {first.pid} on {socket.gethostname()}"
+        assert (
+            second.said == f"error: {folder} is in use by {owner}; wait for it, or choose another folder with --out\n"
+        )
+        assert first.end() == 0, first.said
+        assert_same(folder, whole("ncr"))
+
+
+def test_a_second_run_in_a_folder_is_sent_away(server, whole, tmp_path):
+    check_second_runs(server, whole, tmp_path, attempts=2)
+
+
+@pytest.mark.slow
+def test_twenty_second_runs_are_sent_away(server, whole, tmp_path):
+    check_second_runs(server, whole, tmp_path, attempts=20)
+
+
+def test_workers_do_not_keep_the_lock_of_a_run_that_was_killed(server, whole, tmp_path):
+    words = words_of("ncr", "two workers")
+    job = server.start(tmp_path / "run", *words)
+    assert job.until(lambda: job.steps >= 5), job.said
+    workers = [Path(f"/proc/{pid}") for pid in Path(CHILDREN.format(job.pid)).read_text().split()]
+    assert len(workers) == 2
+    job.signal_group(signal.SIGSTOP)  # so that the workers do not see that they are alone
+    job.signal(signal.SIGKILL)
+    assert job.end() == -signal.SIGKILL
+    try:
+        assert all(worker.exists() for worker in workers)
+        server.finish(tmp_path / "run", *words)
+    finally:
+        job.signal_group(signal.SIGKILL)
+    assert_same(tmp_path / "run", whole("ncr"))
+
+
+def read_log(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def check_together(server, tmp_path, name):
+    """Two ranks learn what one process learns: float32 sums in another order, over tens of steps."""
+    one = server.finish(tmp_path / "one", *TOGETHER[name])
+    two = server.finish(tmp_path / "two", *TOGETHER[name], launch="fork")
+    assert json.loads((two / "result.json").read_text())["processes"] == 2
+    found, expected = load_file(two / "model.safetensors"), load_file(one / "model.safetensors")
+    print(name, max(float((found[key] - expected[key]).abs().max()) for key in expected))
+    assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    log, alone = read_log(two), read_log(one)
+    assert len(log) == len(alone)
+    for entry, other in zip(log, alone, strict=True):
+        assert entry == pytest.approx(other, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["a perceptron", "a mixed residual network"])
+def test_two_ranks_learn_what_one_process_learns(server, tmp_path, name):
+    check_together(server, tmp_path, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a mixed perceptron", "a residual network"])
+def test_two_ranks_learn_what_one_process_learns_with_other_losses(server, tmp_path, name):
+    check_together(server, tmp_path, name)
+
+
+@pytest.fixture(scope="module")
+def pair(server, tmp_path_factory):
+    """The folder of two ranks that were never disturbed."""
+    return server.finish(tmp_path_factory.mktemp("pair") / "run", *words_of("mixup"), launch="fork")
+
+
+def check_fault(server, pair, folder, *, fault, draw, launch="fork"):
+    """One rank is lost, the agent starts both again, and nothing is seen of it later; the seconds until it ended."""
+    job = server.start(folder, *words_of("mixup"), "--set", f"machine.timeout={TIMEOUT}", launch=launch)
+    rank, after = draw.randrange(2), draw.randrange(1, STEPS - 10)
+    counter = job.counter.with_name(f"{job.counter.name}-{rank}")
+    assert job.until(lambda: read_counter(counter)[1] >= after), job.said
+    victim, began = read_counter(counter)[0], time.monotonic()
+    os.kill(victim, FAULTS[fault])
+    assert job.until(lambda: is_over(victim)), job.said
+    waited = time.monotonic() - began
+    assert waited < TIMEOUT + AGENT + 2, f"{fault} rank {rank}: it was there for another {waited:.1f} seconds"
+    job.end()
+    assert json.loads((folder / "result.json").read_text())["finished"]  # gloo may abort after all is done
+    assert_same(folder, pair)
+    return round(waited, 1)
+
+
+def test_two_ranks_survive_a_kill_of_one(server, pair, tmp_path):
+    check_fault(server, pair, tmp_path / "run", fault="killed", draw=random.Random(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "launch", "attempts"),
+    [("killed", "fork", 6), ("raising", "fork", 6), ("told", "fork", 4), ("hanging", "fork", 3), ("killed", "anew", 1)],
+)
+def test_two_ranks_survive_the_loss_of_one_each_time(server, pair, tmp_path, fault, launch, attempts):
+    draw = random.Random(f"{fault} {launch}")
+    waited = [
+        check_fault(server, pair, tmp_path / str(attempt), fault=fault, draw=draw, launch=launch)
+        for attempt in range(attempts)
+    ]
+    print(f"{fault} with ranks started by {launch}: {waited} seconds until the rank was gone")

@@ -1,0 +1,273 @@
+"""A process that decodes images dies, hangs or finds no shared memory: the run says whom it took along, and ends."""
+
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nearsay import cli, loading
+from nearsay.augment import Augment, RandomResizedCrop
+from nearsay.datasets import Folder
+from nearsay.experiment import Experiment, Machine
+from nearsay.loading import Stream, WorkerError, sweep, training_reader
+from nearsay.models import ResNet
+from nearsay.objectives import CrossEntropy
+from nearsay.optim import SGD, Constant
+from nearsay.predict import Pass
+from nearsay.run import open_run
+from nearsay.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+NUM = 48
+HOUR = 3600
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    root, draw = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number in range(NUM):
+        folder = root / ("cat", "dog")[number % 2]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(folder / f"{number:02}.png")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def own_processes():
+    """No test finds or leaves a process, or a watch over them."""
+    assert multiprocessing.active_children() == []
+    yield
+    assert multiprocessing.active_children() == []
+    assert not isinstance(signal.getsignal(signal.SIGCHLD), loading._Watch)
+
+
+def experiment(photos, **machine):
+    return Experiment(
+        data=Folder(path=photos),
+        backbone=ResNet(width=2),
+        objective=CrossEntropy(),
+        augment=Augment(transforms=(RandomResizedCrop(size=8),)),
+        image_size=8,
+        optimizer=SGD(lr=0.01),
+        schedule=Constant(),
+        epochs=2,
+        batch_size=6,
+        machine=Machine(**{"workers": 2, "timeout": 60, "checkpoint_steps": 3, **machine}),
+    )
+
+
+def make_ill(monkeypatch, name, illness):
+    """Let `illness` befall the worker that decodes the file of that name; the main process is never ill."""
+    decode, main = loading.decode, os.getpid()
+
+    def decode_or_suffer(path):
+        if path.name == name and os.getpid() != main:
+            illness()
+        return decode(path)
+
+    monkeypatch.setattr(loading, "decode", decode_or_suffer)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang():
+    time.sleep(HOUR)
+
+
+def complain():
+    raise RuntimeError("something odd")
+
+
+ILLNESSES = {"killed": (die, r"DataLoader worker \(pid"), "hung": (hang, "timed out after 1 seconds")}
+
+
+@pytest.mark.parametrize("illness", ILLNESSES)
+def test_a_run_whose_worker_dies_or_hangs_names_who_was_in_flight(photos, tmp_path, monkeypatch, illness):
+    act, told = ILLNESSES[illness]
+    make_ill(monkeypatch, "17.png", act)
+    wished = experiment(photos, timeout=1 if illness == "hung" else 60)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=told) as caught:
+        train(wished, tmp_path)
+    assert time.monotonic() - start < 20
+    assert caught.value.code == 70
+    assert re.search(r"in flight were (cat|dog)/\d\d\.png, .* and \d+ more; run the same command", str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+def test_after_the_death_of_a_worker_the_run_goes_on_as_if_nothing_had_been(photos, tmp_path, monkeypatch):
+    train(experiment(photos), tmp_path / "right")
+    order = loading.Order(torch.arange(NUM), batch_size=6, seed=0)
+    victim = Folder(path=photos).open("train").inputs.names[int(order.batch(7)[3])].partition("/")[2]
+    broken = tmp_path / "broken"
+
+    def die_once_there_is_a_checkpoint():
+        if (broken / "checkpoints").exists():
+            die()
+
+    with monkeypatch.context() as patch:
+        make_ill(patch, victim, die_once_there_is_a_checkpoint)
+        with pytest.raises(WorkerError):
+            train(experiment(photos), broken)
+    with open_run(broken) as run:
+        assert run.load().step >= 3
+    train(experiment(photos), broken)
+    assert (broken / "model.safetensors").read_bytes() == (tmp_path / "right" / "model.safetensors").read_bytes()
+
+
+def test_full_shared_memory_is_a_failure_of_a_worker(photos, tmp_path, monkeypatch):
+    """A limit on the size of files counts for shared memory too, which then cannot be had."""
+    prepare = loading._ignore_signals
+
+    def prepare_without_memory(worker):
+        prepare(worker)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+
+    monkeypatch.setattr(loading, "_ignore_signals", prepare_without_memory)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=r"torch_\d+.*in flight were"):
+        train(experiment(photos), tmp_path)
+    assert time.monotonic() - start < 20
+
+
+def test_an_error_in_a_worker_is_told_as_such(photos, tmp_path, monkeypatch):
+    make_ill(monkeypatch, "17.png", complain)
+    with pytest.raises(WorkerError, match=r"failed \(RuntimeError: something odd\); in flight were"):
+        train(experiment(photos), tmp_path)
+
+
+def test_the_command_line_tells_it_in_one_sentence(photos, tmp_path, monkeypatch, capsys):
+    make_ill(monkeypatch, "17.png", die)
+    arguments = ["size=8", "epochs=1", "batch_size=6", "held_out=0", "weights=none", "method=standard"]
+    chosen = ["--set", "backbone.width=2", "--set", "machine.workers=2", "--device", "cpu", "--quiet"]
+    assert cli.main(["train", "folder", f"path={photos}", *arguments, *chosen, "--out", str(tmp_path / "run")]) == 70
+    assert re.fullmatch(r"error: a worker that reads images failed .*\n", capsys.readouterr().err)
+
+
+def files_of(photos):
+    return Folder(path=photos).open("train").inputs
+
+
+def test_a_pass_over_a_data_set_names_them_too(photos, monkeypatch):
+    make_ill(monkeypatch, files_of(photos).names[-1].partition("/")[2], die)
+    how = Pass(normalize=None, size=8, device=torch.device("cpu"), dtype=torch.float32, workers=2, timeout=60)
+    network = ResNet(width=2).build(2).train()
+    with pytest.raises(WorkerError, match=r"in flight were cat/00\.png"):
+        how.over([network], files_of(photos))
+    assert network.training
+
+
+def idle(photos, workers=1):
+    """A stream over the photos, and its rows."""
+    reader = training_reader(files_of(photos), None, size=8, seed=0)
+    stream = Stream(reader, lambda step: (torch.arange(step, step + 1), 0), workers, 60.0)
+    return stream, stream.rows(range(10, NUM))
+
+
+def fail_after(rows, error):
+    next(rows)
+    raise error
+
+
+def test_a_death_is_told_when_a_batch_is_waited_for_and_of_the_stream_it_belongs_to(photos):
+    """The main thread is elsewhere, and then in a pass of other workers, when one of the outer stream dies."""
+    stream, rows = idle(photos)
+    finished = []
+
+    def work():
+        next(rows)
+        (worker,) = multiprocessing.active_children()
+        with sweep(files_of(photos), size=8, batch_size=1, workers=1, timeout=60.0, pin=False) as batches:
+            next(batches)
+            os.kill(worker.pid, signal.SIGKILL)
+            time.sleep(0.2)
+            finished.append("sleep")
+            list(batches)
+        next(rows)
+
+    with pytest.raises(WorkerError, match=r"in flight were cat/22\.png, cat/24\.png and 0 more"), stream.explained():
+        work()
+    assert finished == ["sleep"]
+
+
+def test_the_first_examples_are_named_even_if_nothing_was_read(photos, monkeypatch):
+    make_ill(monkeypatch, "20.png", die)
+    stream, rows = idle(photos)
+    with pytest.raises(WorkerError, match=r"in flight were cat/20\.png, cat/22\.png and 0 more"), stream.explained():
+        next(rows)
+
+
+def test_whatever_ends_the_work_ends_a_hanging_worker(photos, monkeypatch):
+    make_ill(monkeypatch, "26.png", hang)
+    stream, rows = idle(photos)
+    start = time.monotonic()
+    with pytest.raises(KeyError, match="mine"), stream.explained():
+        fail_after(rows, KeyError("mine"))
+    del rows
+    assert time.monotonic() - start < 4
+
+
+def test_processes_of_others_live_on(photos, monkeypatch):
+    other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(HOUR,))
+    other.start()
+    try:
+        make_ill(monkeypatch, "20.png", die)
+        stream, rows = idle(photos)
+        with pytest.raises(WorkerError), stream.explained():
+            next(rows)
+        assert other.is_alive()
+    finally:
+        other.kill()
+        other.join()
+
+
+def test_what_is_no_business_of_workers_is_left_as_it_is(photos):
+    stream, rows = idle(photos, workers=0)
+    with pytest.raises(RuntimeError, match="of the network") as caught, stream.explained():
+        fail_after(rows, RuntimeError("an error of the network"))
+    assert type(caught.value) is RuntimeError
+
+
+@pytest.mark.slow
+def test_forty_failures_of_workers_end_forty_runs(photos, tmp_path, monkeypatch):
+    draw, names = random.Random(0), [name.partition("/")[2] for name in files_of(photos).names]
+    for number in range(40):
+        illness = draw.choice(["killed", "hung"])
+        timeout = 1 if illness == "hung" else 60
+        with monkeypatch.context() as patch:
+            make_ill(patch, draw.choice(names), ILLNESSES[illness][0])
+            start = time.monotonic()
+            with pytest.raises(WorkerError, match="in flight were"):
+                train(experiment(photos, timeout=timeout, workers=draw.choice([1, 2, 4])), tmp_path / str(number))
+            assert time.monotonic() - start < 20
+        assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), EOFError()])
+def test_a_worker_that_dies_while_it_hands_over_a_batch_is_told_as_such(photos, error):
+    stream, rows = idle(photos)
+    with pytest.raises(WorkerError, match="in flight were cat/22"), stream.explained():
+        fail_after(rows, error)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "nobody reads"), FileNotFoundError(2, "elsewhere")])
+def test_other_errors_of_the_system_are_left_as_they_are(photos, error):
+    stream, rows = idle(photos)
+    with pytest.raises(type(error)), stream.explained():
+        fail_after(rows, error)
+
+
+def test_where_there_are_no_files_numbers_are_named():
+    stream = Stream(loading.Reader(torch.zeros(9, 2), 8), lambda step: (torch.arange(step, step + 1), 0), 0, 60.0)
+    with pytest.raises(WorkerError, match="in flight were example 3, example 4 and 0 more"), stream.explained():
+        fail_after(stream.rows(range(2, 9)), RuntimeError("DataLoader is unhappy"))

@@ -1,0 +1,106 @@
+import json
+import re
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nearsay.core import Labels
+from nearsay.noise import fingerprint
+from nearsay.report.figures import LABELS, SIMILARITIES, Axis, Panel, Point, confidences, curves, similarities
+from nearsay.reproduce.drawing import confidence_shares, similarity_shares
+
+SIGNS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, 0.0]])
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Five examples, the last held out: two of class 0, then two given as class 1, of which the last is wrongly so."""
+    given, clean = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([0, 0, 1, 0, 0])
+    labels = Labels(given, clean, ("a", "b"))
+    trust = torch.tensor([0.99, 0.62, 0.99, 0.02, 0.5])
+    logits = torch.stack([trust, 1 - trust], dim=1).log()
+    logits = torch.where(given[:, None] == 0, logits, logits.flip(1))
+    (tmp_path / "predictions").mkdir()
+    tensors = {"features": SIGNS, "logits": logits, "indices": torch.arange(5)}
+    save_file(tensors, tmp_path / "predictions" / "train.safetensors")
+    arrays = {"given": given.numpy(), "clean": clean.numpy(), "train": np.arange(4), "validation": np.array([4])}
+    np.savez(
+        tmp_path / "labels.npz", **arrays, classes=np.array(labels.classes), fingerprint=np.array(fingerprint(labels))
+    )
+    origin = {"recipe": "toy", "arguments": {}, "overrides": [], "experiment": {"kind": "Experiment"}}
+    (tmp_path / "experiment.json").write_text(json.dumps(origin))
+    (tmp_path / "result.json").write_text(json.dumps({"finished": True, "seed": 0}))
+    (tmp_path / "log.jsonl").write_text('{"epoch": 1.0}\n')
+    return tmp_path
+
+
+def test_confidence_is_counted_apart_for_right_and_wrong_labels(run):
+    shares = confidence_shares(run)
+    right, wrong = (shares[kind] for kind in LABELS)
+    assert len(right) == len(wrong) == 20
+    assert {place: round(share, 3) for place, share in enumerate(right) if share} == {12: 33.333, 19: 66.667}
+    assert {place: share for place, share in enumerate(wrong) if share} == {0: 100.0}
+
+
+def test_similarity_is_counted_apart_for_labels_that_agree_and_are_right(run):
+    shares = similarity_shares(run)
+    assert list(shares) == list(SIMILARITIES)
+    where = {kind: {place: round(share) for place, share in enumerate(each) if share} for kind, each in shares.items()}
+    ones, zeros = 79, 40  # bins of cosines 1 and 0
+    assert where["same label, both right"] == {ones: 100}
+    assert where["same label, one wrong or both"] == {ones: 100}
+    assert where["different labels, both right"] == {zeros: 100}
+    assert where["different labels, one wrong or both"] == {zeros: 100}  # the example held out would be at −1
+
+
+def test_labels_without_truth_are_refused(run):
+    with np.load(run / "labels.npz") as arrays:
+        kept = {name: arrays[name] for name in arrays.files if name != "clean"}
+    np.savez(run / "labels.npz", **kept)
+    with pytest.raises(ValueError, match="does not know which labels are wrong"):
+        confidence_shares(run)
+
+
+def test_damaged_predictions_are_told(run):
+    (run / "predictions" / "train.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"train\.safetensors or labels\.npz beside it cannot be used"):
+        similarity_shares(run)
+
+
+def check_alone(drawing, *words):
+    """A picture that needs no page: real colors, white paper, and the words are there to read."""
+    assert "var(--" not in drawing.svg
+    assert '<rect width="100%" height="100%" fill="#fff"/>' in drawing.svg
+    told = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", drawing.svg))
+    assert [word for word in words if word not in told] == []
+    assert drawing.png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", drawing.png[16:24])
+    assert width > 600
+    assert height > 300
+    assert "var(--" in drawing.html  # which the page resolves for light and dark
+    assert drawing.html.count("<svg") == 2
+
+
+def test_curves_name_axes_lines_and_units():
+    points = [
+        Point("alpha", line, value, 80 + 10 * value + shift, 0.5, value == 0.9)
+        for shift, line in enumerate(("0 % noise", "40 % noise"))
+        for value in (0.1, 0.9)
+    ]
+    points.append(Point("k", "40 % noise", 10, 91.0, None, True))
+    drawing = curves(points, [Axis("alpha", "alpha"), Axis("k", "k (neighbors)", True)], title="accuracy (%)")
+    check_alone(drawing, "alpha", "k (neighbors)", "accuracy (%)", "0 % noise", "40 % noise")
+
+
+def test_grids_name_rows_columns_and_units():
+    shares = [25.0, 75.0]
+    panels = [
+        Panel(row, column, dict.fromkeys(LABELS, shares)) for row in ("Standard", "NCR") for column in ("Blue", "Red")
+    ]
+    words = ("Standard", "NCR", "Blue", "Red", "share of its kind (%)")
+    check_alone(confidences(panels), *words, *LABELS, "confidence in given label (%)")
+    panels = [panel._replace(shares=dict.fromkeys(SIMILARITIES, shares)) for panel in panels]
+    check_alone(similarities(panels, lowest=-1), *words, *SIMILARITIES, "cosine similarity", "−1.0")

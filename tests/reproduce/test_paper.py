@@ -1,0 +1,59 @@
+from typing import get_args
+
+import pytest
+
+from nearsay.recipes.methods import Method
+from nearsay.reproduce import paper
+
+TABLES = {
+    "baselines": paper.baselines,
+    "realistic": paper.realistic,
+    "cifar": paper.cifar,
+    "batch_size": paper.batch_size,
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "sums"),
+    [  # sums of the printed columns, dashes left out
+        ("baselines", [727.1, 673.4, 603.9, 179.1, 887.8, 851.4, 802.0, 605.8]),
+        ("realistic", [699.7, 683.3, 810.7]),
+        ("cifar", [463.2, 443.4, 340.3, 375.6, 241.4, 441.9, 367.0, 336.4, 255.0, 234.1, 95.5, 342.1]),
+        ("batch_size", [73.9, 75.0, 75.7, 75.6]),
+    ],
+)
+def test_columns_add_up_to_what_the_paper_prints(table, sums):
+    rows = TABLES[table]()
+    assert {len(row.printed) for row in rows} == {len(sums)}
+    columns = zip(*(row.printed for row in rows), strict=True)
+    assert [round(sum(each.mean or 0 for each in column), 1) for column in columns] == sums
+
+
+def test_deviations_of_the_baselines_add_up_too():
+    columns = zip(*(row.printed for row in paper.baselines()), strict=True)
+    sums = [round(sum(each.deviation or 0 for each in column), 1) for column in columns]
+    assert sums == [3.3, 3.3, 4.6, 4.6, 3.8, 3.3, 3.4, 4.3]
+
+
+@pytest.mark.parametrize(
+    ("table", "num_rows", "num_run"), [("baselines", 13, 10), ("realistic", 17, 5), ("cifar", 5, 3)]
+)
+def test_some_rows_are_run_and_all_others_say_whose_they_are(table, num_rows, num_run):
+    rows = TABLES[table]()
+    assert len(rows) == num_rows
+    assert sum(row.method is not None for row in rows) == num_run
+    assert all((row.method is None) == bool(row.source) for row in rows)
+    assert {row.method for row in rows} <= {None, *get_args(Method)}
+
+
+def test_other_works_are_never_run():
+    others = {"D-Mix", "MOIT", "MOIT+", "CleanNet", "DMI", "LongReMix", "MoPro", "MILe", "Heteroscedastic", "CurrNet"}
+    found = [row for table in TABLES.values() for row in table() if row.name in others]
+    assert len(found) == 12
+    assert all(row.method is None for row in found)
+
+
+def test_a_cell_is_read_as_mean_deviation_or_nothing():
+    assert paper.read_printed("72.7±0.4") == ("72.7 ± 0.4", 72.7, 0.4)
+    assert paper.read_printed("76.3†") == ("76.3†", 76.3, None)
+    assert paper.read_printed("--") == paper.read_printed("-") == ("–", None, None)

@@ -1,0 +1,149 @@
+import pytest
+
+from nearsay.reproduce import NAMES, ablation
+from nearsay.reproduce.cells import call
+from nearsay.reproduce.plans import plan
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A place for data, in which a recipe can be called, though there is nothing to train on."""
+    (tmp_path / "clothing1m").mkdir()
+    (tmp_path / "clothing1m" / "resnet50.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+def runs(name, data, trials=None):
+    return {cell.run for cell in plan(name, data, trials)}
+
+
+@pytest.mark.parametrize(
+    ("name", "trials", "num_cells", "num_runs"),
+    [
+        ("baselines", None, 10 * 8 * 5, (10 * 8 - 2 * 2) * 5),  # oracles without noise are methods that are there
+        ("baselines", 2, 10 * 8 * 2, (10 * 8 - 2 * 2) * 2),
+        ("realistic", None, 15, 15),
+        ("cifar", None, 36, 36),
+        ("batch-size", None, 4, 4),
+        ("confidence", 3, 24, 24),
+        ("similarity", None, 8, 8),
+        ("ablation", None, 15, 15),  # its first stage
+    ],
+)
+def test_a_plan_has_a_run_for_every_number(folder, name, trials, num_cells, num_runs):
+    assert len(plan(name, folder, trials)) == num_cells
+    assert len(runs(name, folder, trials)) == num_runs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipes_take_all_that_is_planned(folder, name):
+    for data in (folder, "toy"):
+        for cell in plan(name, data, 1):
+            assert call(cell, data).experiment.seed == 0
+
+
+def test_tables_and_figures_share_runs(folder):
+    assert runs("confidence", folder) == runs("similarity", folder) < runs("baselines", folder)
+    assert len(runs("batch-size", folder) & runs("realistic", folder)) == 1  # in batches of 1024
+
+
+def test_a_run_is_planned_as_the_paper_trains_it(folder):
+    cells = {(cell.row, cell.column): call(cell, folder).experiment for cell in plan("cifar", folder, 1)}
+    both = cells["NCR + ELR+", "CIFAR-100 50 %"]
+    assert (both.networks, both.epochs, both.batch_size, both.noise.rate) == (2, 250, 256, 0.5)
+    assert (both.objective.alpha, both.objective.k, both.objective.start_epoch) == (0.1, 10, 200)
+    assert type(cells["Standard", "CIFAR-10 A-40 %"].noise).__name__ == "AsymmetricInPlace"
+    cells = {(cell.row, cell.column): call(cell, folder).experiment for cell in plan("baselines", folder, 1)}
+    ours = cells["NCR", "mini-ImageNet-Red 40 %"]
+    assert (ours.objective.variant, ours.objective.alpha, ours.objective.k) == ("released", 0.3, 100)
+    assert (ours.data.color, ours.data.noise) == ("red", 0.4)
+    assert cells["Oracle: Mixup", "mini-ImageNet-Blue 80 %"].only_clean
+    assert not cells["Oracle: Mixup", "mini-ImageNet-Blue 0 %"].only_clean
+    sizes = [call(cell, folder).experiment.batch_size for cell in plan("batch-size", folder, 1)]
+    assert sizes == [256, 512, 1024, 2048]
+
+
+def test_data_sets_are_found_in_folders_of_their_own_or_together(folder):
+    (folder / "WebVision").mkdir()
+    cells = {cell.recipe: cell for name in ("realistic", "cifar") for cell in plan(name, folder, 1)}
+    assert call(cells["webvision"], folder).experiment.data.path == folder / "WebVision"
+    assert call(cells["clothing1m"], folder).experiment.init.endswith("clothing1m/resnet50.safetensors")
+    assert call(cells["cifar10"], folder).experiment.data.path == folder
+
+
+def test_missing_weights_and_folders_are_told(folder):
+    cell = next(cell for cell in plan("realistic", folder, 1) if cell.recipe == "clothing1m")
+    (folder / "clothing1m" / "resnet50.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"clothing1m has no resnet50\.safetensors; put the weights"):
+        call(cell, folder)
+    with pytest.raises(ValueError, match=r"nowhere' is no folder; give the one"):
+        call(cell, folder / "nowhere")
+
+
+def staged(validation, is_settled=lambda cell: True, data="toy"):
+    """The ablation at 40 % noise: its points by stage and value, and the overrides behind each."""
+    found = ablation.points(data, 2, validation, is_settled)
+    return {(point.stage, point.value): point for point in found if point.rate == 0.4}
+
+
+def overrides(point):
+    [chosen] = {cell.overrides[2:] for cell in point.cells}
+    return [each.removeprefix("objective.") for each in chosen]
+
+
+def test_the_ablation_takes_the_best_of_each_stage_to_the_next(tmp_path):
+    def validation(cell):
+        chosen = set(overrides_of(cell))
+        return 0.1 * ("alpha=0.7" in chosen) + 0.2 * ("k=5" in chosen) + 0.3 * ("start_epoch=150" in chosen)
+
+    def overrides_of(cell):
+        return [each.removeprefix("objective.") for each in cell.overrides]
+
+    points = staged(validation, data=tmp_path)
+    assert len(points) == 5 + 6 + 5
+    assert overrides(points["alpha", 0.1]) == ["alpha=0.1", "k=none", "start_epoch=0"]
+    assert overrides(points["k", 100]) == ["alpha=0.7", "k=100", "start_epoch=0"]
+    assert overrides(points["k", 256]) == ["alpha=0.7", "k=none", "start_epoch=0"]
+    assert overrides(points["e", 200]) == ["alpha=0.7", "k=5", "start_epoch=200"]
+    assert [key for key, point in points.items() if point.is_chosen] == [("alpha", 0.7), ("k", 5), ("e", 150)]
+
+
+def test_what_is_best_is_told_by_the_mean_over_trials_and_the_first_of_equals_wins():
+    means = {"0.3": (0.9, 0.1), "0.5": (0.6, 0.6), "0.7": (0.6, 0.6)}
+    points = staged(lambda cell: means.get(cell.column.removeprefix("alpha="), (0, 0))[cell.seed])
+    assert points["alpha", 0.5].is_chosen
+    assert not points["alpha", 0.3].is_chosen
+    assert not points["alpha", 0.7].is_chosen
+
+
+def test_a_stage_waits_for_all_runs_of_the_one_before():
+    points = staged(lambda cell: 0.5, is_settled=lambda cell: "alpha=0.3" not in cell.column)
+    assert {stage for stage, _ in points} == {"alpha"}
+    assert not any(point.is_chosen for point in points.values())
+
+
+def test_a_run_that_failed_is_not_chosen():
+    points = staged(lambda cell: None if cell.column == "alpha=0.9" else 0.5 * (cell.column == "alpha=0.1"))
+    assert points["alpha", 0.1].is_chosen
+    assert {stage for stage, _ in staged(lambda cell: None)} == {"alpha"}
+
+
+def test_each_noise_rate_has_a_choice_of_its_own():
+    found = ablation.points("toy", 1, lambda cell: float(cell.column in best[cell.row]), lambda cell: True)
+    chosen = {(point.rate, point.stage): point.value for point in found if point.is_chosen}
+    assert chosen[0.0, "alpha"] == 0.1
+    assert chosen[0.4, "alpha"] == 0.9
+
+
+best = {"0 % noise": ["alpha=0.1"], "20 % noise": ["alpha=0.5"], "40 % noise": ["alpha=0.9"]}
+
+
+def test_values_are_chosen_on_clean_examples_that_were_held_out(tmp_path):
+    for data, num in ((tmp_path, 5000), ("toy", 400)):
+        experiment = call(plan("ablation", data, 1)[0], data).experiment
+        assert (experiment.held_out, experiment.validation_labels) == (num, "clean")
+
+
+def test_the_number_of_runs_of_all_stages_is_known_before():
+    found = ablation.points("toy", 1, lambda cell: 0.5, lambda cell: True)
+    assert len({cell.run for point in found for cell in point.cells}) == ablation.NUM_POINTS == 42

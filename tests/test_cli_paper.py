@@ -1,0 +1,69 @@
+"""The verbs around the paper, as a user types them."""
+
+import json
+
+import pytest
+
+from nearsay import cli
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    assert cli.main(["train", "toy", "epochs=2", "--out", str(folder), "--quiet"]) == 0
+    return folder
+
+
+def test_labels_are_propagated_and_learned(finished, tmp_path, capsys):
+    assert cli.main(["propagate", str(finished), "--k", "20"]) == 0
+    said = capsys.readouterr().out
+    assert "right before" in said
+    assert f"--set relabeled={finished / 'propagated.npz'}" in said
+    command = ["train", "toy", "epochs=1", "--set", f"relabeled={finished / 'propagated.npz'}", "--out", str(tmp_path)]
+    assert cli.main([*command, "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["labels"]["effective_rate"] < 0.4
+    assert cli.main(["propagate", str(finished), "--json", "--out", str(tmp_path / "other.npz")]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == str(tmp_path / "other.npz")
+    assert (tmp_path / "other.npz").is_file()
+
+
+def test_a_dry_run_of_a_table_lists_its_runs(tmp_path, capsys):
+    assert cli.main(["reproduce", "cifar", "--data", "toy", "--trials", "1", "--dry-run", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("cifar: runs: 0 done, ")
+    assert "to do   toy-method=standard-noise=0.2" in said
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["reproduce", "tables"], 2, "baselines, realistic, cifar, batch-size, ablation, confidence, similarity"),
+        (["reproduce", "cifar", "--data", "/nowhere/at/all"], 65, "/nowhere/at/all"),
+        (["reproduce", "cifar", "--trials", "0"], 2, "trials"),
+        (["propagate", "/nowhere"], 2, "/nowhere"),
+        (["data", "check", "imagenet", "/tmp"], 2, "'imagenet'"),
+        (["train", "cifar10", "path=/tmp", "method=nothing"], 2, "ncr+elr+"),
+        (["train", "mini_imagenet", "path=/nowhere", "noise=0.3"], 2, "0.2"),
+        (["train", "webvision", "path=/nowhere"], 65, "/nowhere"),
+        (["train", "clothing1m", "path=/nowhere"], 65, "/nowhere"),
+        (["train", "toy", "--set", "labeled=0"], 2, "labeled=0"),
+        (["train", "toy", "--set", "noise_per_network=true"], 2, "networks=2"),
+        (["train", "toy", "--set", "relabeled=/nowhere.npz"], 65, "/nowhere.npz"),
+        (["train", "toy", "--set", "objective.start_epoch=soon"], 2, "auto"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(words, code, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == code
+    said = capsys.readouterr().err
+    assert told in said
+    assert "Traceback" not in said
+
+
+def test_a_data_set_that_is_not_there_is_missing_and_told_where_to_get(tmp_path, capsys):
+    assert cli.main(["data", "check", "clothing1m", str(tmp_path)]) == 65
+    said = capsys.readouterr().out
+    assert "missing" in said
+    assert cli.main(["data", "check", "cifar10", str(tmp_path), "--json"]) == 65
+    assert {each["status"] for each in json.loads(capsys.readouterr().out)["findings"]} == {"missing"}

@@ -1,0 +1,178 @@
+"""A run folder found again: its networks say what they said, and damage is named in one sentence."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from nearsay.config import ConfigError, apply_overrides, call_recipe
+from nearsay.core import Files
+from nearsay.run import RunError, open_run
+from nearsay.splits import open_splits
+from nearsay.train import train
+from nearsay.trained import check_same, claim, open_trained, predict_run, read_labels, read_origin, read_result
+
+SMALL = ["data.num_train=120", "data.num_test=40", "batch_size=40", "backbone.hidden=16"]
+
+
+def made(*overrides, method="ncr", epochs=2):
+    return apply_overrides(call_recipe("toy", [f"method={method}", f"epochs={epochs}"]), [*SMALL, *overrides])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    call = made()
+    path = tmp_path_factory.mktemp("runs") / "toy"
+    train(call.experiment, path, origin=call.origin)
+    return path
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def test_a_finished_run_says_what_it_said_before(folder):
+    kept = load_file(folder / "predictions" / "test.safetensors")
+    inputs = made().experiment.data.open("test").inputs
+    found, unreadable = predict_run(folder, inputs)
+    assert_close(found._asdict(), kept, rtol=0, atol=0)
+    assert found.indices.equal(torch.arange(40))
+    assert unreadable == {}
+
+
+def test_what_was_learned_comes_back(folder):
+    found = open_trained(folder)
+    assert found.experiment == made().experiment
+    assert found.labels.given.equal(open_splits(made().experiment).labels.given)
+    assert [network.training for network in found.networks] == [False]
+    assert_close(dict(found.networks[0].state_dict()), load_file(folder / "model.safetensors"))
+
+
+def test_two_averaged_networks_come_back(tmp_path):
+    call = made("averaging=0.9", "networks=2", method="elr", epochs=1)
+    train(call.experiment, tmp_path / "run", origin=call.origin)
+    assert len(open_trained(tmp_path / "run").networks) == 2
+    found = predict_run(tmp_path / "run", call.experiment.data.open("test").inputs).predictions
+    assert_close(found._asdict(), load_file(tmp_path / "run" / "predictions" / "test.safetensors"))
+
+
+def test_the_number_of_inputs_is_recorded_and_not_guessed(copy):
+    origin = read_origin(copy)
+    assert origin["num_inputs"] == 32
+    for wrong in (None, True, 0, "32", 1.5):
+        (copy / "experiment.json").write_text(json.dumps(dict(origin) | {"num_inputs": wrong}))
+        with pytest.raises(RunError, match="records num_inputs as") as caught:
+            open_trained(copy)
+        assert caught.value.code == 65
+
+
+def test_inputs_of_the_wrong_kind_are_refused(folder, tmp_path):
+    for images in (torch.zeros(2, 3, 4, 4), Files(tmp_path, ("a.jpg", "b.jpg"))):
+        with pytest.raises(ValueError, match="2 images do not fit: this run was trained on features"):
+            predict_run(folder, images)
+    with pytest.raises(ValueError, match=r"\(2, 31\) must be \(B, 32\) features"):
+        predict_run(folder, torch.zeros(2, 31))
+
+
+def test_features_are_refused_by_a_run_on_images(tmp_path):
+    call = apply_overrides(call_recipe("digits", ["epochs=0.02", "method=standard"]), ["backbone.width=1"])
+    train(call.experiment, tmp_path, origin=call.origin)
+    with pytest.raises(ValueError, match=r"features \(2, 32\) do not fit: this run was trained on images"):
+        predict_run(tmp_path, torch.zeros(2, 32))
+    assert read_origin(tmp_path)["num_inputs"] == 3
+
+
+def test_a_run_of_python_keeps_its_weights_but_cannot_be_made_again(tmp_path):
+    train(made().experiment, tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    with pytest.raises(RunError, match="was trained from Python, not by a recipe"):
+        open_trained(tmp_path)
+
+
+def replace_weights(path, **changes):
+    kept = load_file(path / "model.safetensors")
+    save_file({name: each for name, each in (kept | changes).items() if each is not None}, path / "model.safetensors")
+
+
+DAMAGES = {
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "has no model.safetensors: the run is not fin"),
+    "cut weights": (
+        lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-1]),
+        "model.safetensors cannot be read",
+    ),
+    "a weight of another shape": (
+        lambda path: replace_weights(path, **{"fc.weight": torch.zeros(3, 16)}),
+        "do not fit its experiment",
+    ),
+    "a missing weight": (lambda path: replace_weights(path, **{"fc.bias": None}), "do not fit its experiment"),
+    "a weight too many": (lambda path: replace_weights(path, more=torch.zeros(2)), "do not fit its experiment"),
+    "no labels": (lambda path: (path / "labels.npz").unlink(), "the labels of the run cannot be read"),
+    "cut labels": (
+        lambda path: (path / "labels.npz").write_bytes((path / "labels.npz").read_bytes()[:99]),
+        "the labels of the run cannot be read",
+    ),
+    "no experiment": (lambda path: (path / "experiment.json").unlink(), "is no run folder"),
+    "an experiment that is no JSON": (lambda path: (path / "experiment.json").write_text("{"), "is no run folder"),
+    "an experiment that is a list": (lambda path: (path / "experiment.json").write_text("[]"), "it is no JSON object"),
+    "an endless experiment": (lambda path: (path / "experiment.json").write_text("[" * 10**5), "is no run folder"),
+    "bytes": (lambda path: (path / "experiment.json").write_bytes(b"\xff\xfe"), "is no run folder"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_in_one_sentence(copy, damage):
+    spoil, told = DAMAGES[damage]
+    spoil(copy)
+    with pytest.raises(RunError, match=told) as caught:
+        open_trained(copy)
+    assert caught.value.code == 65
+    assert str(copy) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_ours_is_never_imported(copy):
+    origin = read_origin(copy)
+    (copy / "experiment.json").write_text(json.dumps(dict(origin) | {"recipe": "os"}))
+    with pytest.raises(ConfigError, match="there is no recipe 'os'"):
+        open_trained(copy)
+
+
+def test_only_a_finished_result_counts(copy):
+    assert read_result(copy)["finished"]
+    for content in ("", "{}", "[]", "null", "7", '{"finished": false}', "[" * 10**5):
+        (copy / "result.json").write_text(content)
+        assert read_result(copy) is None
+    (copy / "result.json").unlink()
+    assert read_result(copy) is None
+
+
+def test_another_experiment_does_not_go_into_the_folder(copy):
+    with open_run(copy) as run:
+        check_same(run, made().experiment)
+        with pytest.raises(ConfigError, match=r"holds another experiment \(.*seed.*choose another folder"):
+            check_same(run, replace(made().experiment, seed=1))
+        (copy / "experiment.json").write_text("[]")
+        with pytest.raises(RunError, match=r"experiment\.json cannot be read"):
+            check_same(run, made().experiment)
+
+
+def test_other_labels_do_not_go_into_the_folder(copy):
+    splits = open_splits(made().experiment)
+    with open_run(copy) as run:
+        claim(run, made().experiment, splits, None)
+        other = splits._replace(labels=replace(splits.labels, given=splits.labels.clean))
+        with pytest.raises(RunError, match="holds other labels than this experiment makes now") as caught:
+            claim(run, made().experiment, other, None)
+        assert caught.value.code == 65
+        (copy / "labels.npz").write_bytes(b"")
+        with pytest.raises(RunError, match=r"labels\.npz cannot be read"):
+            claim(run, made().experiment, splits, None)
+
+
+def test_the_labels_of_a_run_are_those_that_were_learned(folder):
+    assert read_labels(folder).given.equal(open_splits(made().experiment).labels.given)
