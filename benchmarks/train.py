@@ -3,8 +3,8 @@
 One process, interleaved windows. The floor is the time that cuDNN needs for the convolutions of the network alone, one
 after another, plus the time to move the bytes that normalization and ReLU must read and write at the speed of a copy.
 The usual loop is shaped as the public code of ELR: Pillow transforms in 8 workers, float32 with torch's defaults (TF32
-convolutions, no search for algorithms), a table on the device indexed by lists of the host, and nine numbers brought to
-the host in every step. Its batch is ours; ELR's own is half of that.
+convolutions, no search for algorithms), a table on the device indexed by lists of the host, nine numbers brought to the
+host in every step and the images in every sixteenth. Its batch is ours; ELR's own is half of that.
 """
 
 import argparse
@@ -133,6 +133,9 @@ def usual_loop(experiment, device, num_steps, workers):
         ranked = logits.topk(5).indices
         for place in (0, 0, 1, 2, 3, 4):
             (ranked[:, place] == given).sum().item()
+        if done % int(size**0.5) == 0:  # a picture of the batch for the log
+            shown = inputs.cpu()
+            shown = (shown - shown.min()) / (shown.max() - shown.min())
         done += 1
         if done == num_steps + warm:
             break

@@ -185,6 +185,8 @@ class Stream:
         batches = iter(loader)
         self._processes = [child for child in multiprocessing.active_children() if child not in others]
         self._took_over = _WATCH.take_over() or self._took_over
+        if len(self._processes) < self.workers:  # the dead are not among the children any more
+            raise RuntimeError("DataLoader worker exited unexpectedly as soon as it had begun")
         for step in steps:
             rows = self._wait(batches)
             self._left = range(step + 1, steps.stop)
@@ -233,7 +235,9 @@ class Stream:
         if not isinstance(error, RuntimeError) or isinstance(error, WorkerError) or "DataLoader" not in told:
             return False
         named = re.search(r"\(pid(?:\(s\))? ([\d, ]+)\)", told)
-        return named is None or any(str(child.pid) in named[1].split(", ") for child in self._processes)
+        if named is None or len(self._processes) < self.workers:  # in the latter case they have only just begun
+            return True
+        return any(str(child.pid) in named[1].split(", ") for child in self._processes)
 
     def _in_flight(self) -> str:
         steps = self._left[: _AHEAD * max(1, self.workers)]

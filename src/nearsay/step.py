@@ -193,7 +193,8 @@ class Step:
             self._steps()
             return
         with warnings.catch_warnings():
-            for known in ("TensorFloat32", "Dynamo does not know"):  # similarities are in full float32 on purpose
+            # Similarities are in full float32 on purpose; the rest is the compiler's own looking around.
+            for known in ("TensorFloat32", "Dynamo does not know", "The .grad attribute of a Tensor"):
                 warnings.filterwarnings("ignore", known)
             self._steps()
 

@@ -25,7 +25,11 @@ from nearsay.predict import Pass
 from nearsay.run import open_run
 from nearsay.train import train
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
+    # Python forgets a socket whose other end dies while the two shake hands.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 NUM = 48
 HOUR = 3600
 
@@ -88,7 +92,10 @@ def complain():
     raise RuntimeError("something odd")
 
 
-ILLNESSES = {"killed": (die, r"DataLoader worker \(pid"), "hung": (hang, "timed out after 1 seconds")}
+ILLNESSES = {
+    "killed": (die, r"DataLoader worker .*exited unexpectedly|killed by signal"),
+    "hung": (hang, "timed out after 1 seconds"),
+}
 
 
 @pytest.mark.parametrize("illness", ILLNESSES)
@@ -205,6 +212,22 @@ def test_the_first_examples_are_named_even_if_nothing_was_read(photos, monkeypat
     stream, rows = idle(photos)
     with pytest.raises(WorkerError, match=r"in flight were cat/20\.png, cat/22\.png and 0 more"), stream.explained():
         next(rows)
+
+
+def test_a_worker_that_dies_at_once_is_missed(photos, monkeypatch):
+    """So early that it is gone before anybody has begun to look."""
+    monkeypatch.setattr(loading, "_ignore_signals", lambda worker: die())
+    start, children = time.monotonic(), multiprocessing.active_children
+
+    def late():
+        time.sleep(0.5)
+        return children()
+
+    monkeypatch.setattr(multiprocessing, "active_children", late)
+    stream, rows = idle(photos)
+    with pytest.raises(WorkerError, match=r"in flight were cat/20\.png"), stream.explained():
+        next(rows)
+    assert time.monotonic() - start < 10
 
 
 def test_whatever_ends_the_work_ends_a_hanging_worker(photos, monkeypatch):
