@@ -27,6 +27,13 @@ def test_labels_are_propagated_and_learned(finished, tmp_path, capsys):
     assert (tmp_path / "other.npz").is_file()
 
 
+def test_every_recipe_takes_a_share_of_labels_to_keep(tmp_path, capsys):
+    assert cli.main(["train", "toy", "labeled=0.1", "epochs=1", "--out", str(tmp_path), "--quiet"]) == 0
+    record = json.loads((tmp_path / "experiment.json").read_text())
+    assert record["overrides"] == ["labeled=0.1"]
+    assert record["experiment"]["labeled"] == 0.1
+
+
 def test_a_dry_run_of_a_table_lists_its_runs(tmp_path, capsys):
     assert cli.main(["reproduce", "cifar", "--data", "toy", "--trials", "1", "--dry-run", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -48,13 +55,20 @@ def test_a_dry_run_of_a_table_lists_its_runs(tmp_path, capsys):
         (["train", "webvision", "path=/nowhere"], 65, "/nowhere"),
         (["train", "clothing1m", "path=/nowhere"], 65, "/nowhere"),
         (["train", "toy", "--set", "labeled=0"], 2, "labeled=0"),
+        (["train", "toy", "labeled=2"], 2, "labeled=2"),
+        (["train", "cifar10", "path=/tmp", "method=elr+", "start=auto"], 2, "start='auto' is of NCR"),
+        (["train", "webvision", "path=/tmp", "method=standard", "alpha=0.5"], 2, "alpha=0.5 is of NCR"),
+        (["sweep", "toy", "seed=0,1", "--metric", "speed"], 2, "it is validation, also called held-out"),
+        (["propagate", "RUN", "--mu", "-1"], 2, "--mu -1"),
+        (["propagate", "RUN", "--mu", "nan"], 2, "--mu nan"),
         (["train", "toy", "--set", "noise_per_network=true"], 2, "networks=2"),
         (["train", "toy", "--set", "relabeled=/nowhere.npz"], 65, "/nowhere.npz"),
         (["train", "toy", "--set", "objective.start_epoch=soon"], 2, "auto"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(words, code, told, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_done_is_said_in_one_sentence(words, code, told, finished, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    words = [str(finished) if word == "RUN" else word for word in words]
     assert cli.main(words) == code
     said = capsys.readouterr().err
     assert told in said

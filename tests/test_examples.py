@@ -24,6 +24,8 @@ DOCUMENTS = [
     "docs/train.md",
     "docs/methods.md",
     "docs/limits.md",
+    "docs/paper.md",
+    "docs/coverage.md",
 ]
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import oracles
 import pytest
 import torch
@@ -99,6 +100,20 @@ def test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_fir
         if name.endswith("num_batches_tracked"):
             continue
         assert torch.equal(tensor, weights[1][name]) == name.startswith("0."), name  # no teacher in cross-entropy
+
+
+def test_noise_that_leaks_reaches_a_network_through_its_teacher(tmp_path):
+    two = replace(SMALL, networks=2, averaging=0.5, objective=ELR(), epochs=1)
+    for name, leaks in (("shared", False), ("leaked", True)):
+        train(replace(two, noise_per_network=leaks), tmp_path / name)
+    shared, leaked = (load_file(tmp_path / name / "model.safetensors") for name in ("shared", "leaked"))
+    assert not torch.equal(shared["0.fc.weight"], leaked["0.fc.weight"])
+    assert torch.equal(*(torch.from_numpy(load_labels(tmp_path / name)) for name in ("shared", "leaked")))
+
+
+def load_labels(folder):
+    with np.load(folder / "labels.npz") as arrays:
+        return arrays["given"]
 
 
 def test_networks_or_averages_are_judged(tmp_path):

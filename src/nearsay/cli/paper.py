@@ -1,5 +1,6 @@
 """Verbs around the paper: its tables and figures, label propagation, and whether its data is whole."""
 
+import math
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -68,6 +69,8 @@ def propagate(
 
     Writes the labels that come out, which nearsay train RECIPE --set relabeled=FILE learns.
     """
+    if not 0 < mu < math.inf:
+        raise ConfigError(f"--mu {mu} must be a positive number, such as 0.02")
     from nearsay.commands.propagate import propagate as command  # noqa: PLC0415  # brings torch
 
     report = command(run, k=k, mu=mu, out=out)
@@ -76,7 +79,8 @@ def propagate(
         return
     rows = [["examples", f"{report['num_examples']:,}"], ["labels changed", f"{report['num_changed']:,}"]]
     if report["accuracy_before"] is not None:
-        rows += [["right before", percent(report["accuracy_before"])], ["right now", percent(report["accuracy_after"])]]
+        rows += [["right before", percent(report["accuracy_before"])]]
+        rows += [["right now (transductive accuracy)", percent(report["accuracy_after"])]]
     print_table(make_table(("label propagation", ""), rows))
     print(f"The labels are in {report['file']}; learn them with --set relabeled={report['file']}")
 

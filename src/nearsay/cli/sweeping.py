@@ -110,11 +110,13 @@ class _Teller:
 
 
 def _check_options(search: Search | None, trials: int | None, metric: str, storage: str | None) -> None:
-    if metric != "validation":
+    if metric == "test":
         raise ConfigError(
-            f"--metric {metric} is refused: hyper-parameters are never chosen on test, or it would no longer measure "
-            "them; leave it at validation"
+            "--metric test is refused: hyper-parameters are never chosen on test, or it would no longer measure them; "
+            "leave it at validation"
         )
+    if metric not in ("validation", "held-out"):
+        raise ConfigError(f"--metric {metric} is no accuracy of a run; it is validation, also called held-out")
     if search is not None and trials is None:
         raise ConfigError("--search optuna needs the number of runs, such as --trials 20")
     for name, value in (("--trials", trials), ("--storage", storage)):

@@ -27,7 +27,8 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     try:
         seen = Predictions(**safetensors.torch.load_file(path))
     except (OSError, SafetensorError, TypeError) as error:
-        raise RunError(f"{path} cannot be read ({error}); train the run to its end first", BAD_DATA) from error
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{path} cannot be read ({reason}); train the run to its end first", BAD_DATA) from error
     shown = metrics.aligned(labels, seen)
     scores = propagate_labels(seen.features, shown.given, len(labels.classes), k=k, mu=mu)
     found = scores.argmax(dim=1).where(scores.sum(dim=1) > 0, -1)

@@ -36,7 +36,8 @@ def recipe_names() -> list[str]:
 def call_recipe(name_or_path: str, arguments: Sequence[str]) -> Call:
     """The experiment of a built-in recipe, or of a user's own `.py` file that defines `recipe`.
 
-    `arguments` are `key=value`, read as the types that the signature of the recipe declares.
+    `arguments` are `key=value`, read as the types that the signature of the recipe declares. Every recipe also takes
+    `labeled`, the share of labels to keep, which is then an override.
     """
     if not name_or_path.endswith(".py"):
         return _call(_built_in(name_or_path), name_or_path, split_pairs(arguments), {})
@@ -129,6 +130,9 @@ def _from_source(source: str, name: str) -> Callable[..., Any]:
 def _call(recipe: Callable[..., Any], name: str, pairs: Mapping[str, str], record: dict[str, Any]) -> Call:
     """Read the arguments as the signature declares them, and call."""
     types = _parameters(recipe, name)
+    if "labeled" in pairs and "labeled" not in types:
+        others = {key: text for key, text in pairs.items() if key != "labeled"}
+        return apply_overrides(_call(recipe, name, others, record), [f"labeled={pairs['labeled']}"])
     values: dict[str, Any] = {}
     for key, text in pairs.items():
         if key not in types:

@@ -14,7 +14,7 @@ from nearsay.optim import MultiStep
 from nearsay.recipes import _cifar
 from nearsay.recipes._cifar import Protocol, Training, Variant
 from nearsay.recipes._paper import Start, pick
-from nearsay.recipes.methods import Method
+from nearsay.recipes.methods import Method, check_of_use
 
 Kind = Literal[
     "symmetric", "symmetric-strict", "asymmetric-next", "asymmetric-superclass", "instance", "human", "open-set"
@@ -77,6 +77,7 @@ def recipe(
         variant: NCR as the paper prints it, or as its released code computes it.
         noise_per_network: give the second network other noise, as the public ELR+ does by mistake.
     """
+    check_of_use(method, alpha=alpha, k=k, start=start)
     _cifar.check_labels(kind, labels, None)
     _cifar.check_outside(kind, outside, "CIFAR-10")
     is_pair = _cifar.is_pair(method)

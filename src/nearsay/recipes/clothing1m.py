@@ -9,7 +9,7 @@ from nearsay.models import ResNet
 from nearsay.objectives import NCR
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes._paper import Start, length, start_epoch
-from nearsay.recipes.methods import WebMethod, choose, warmup
+from nearsay.recipes.methods import WebMethod, check_of_use, choose, warmup
 
 EPOCHS = 80
 
@@ -46,6 +46,7 @@ def recipe(
         k: neighbors of NCR; none is 1.
         start: epoch from which NCR is used, or auto; none is 40.
     """
+    check_of_use(method, alpha=alpha, k=k, start=start)
     num_epochs = length(epochs, EPOCHS)
     ncr = NCR(
         alpha=0.9 if alpha is None else alpha,

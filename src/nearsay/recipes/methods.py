@@ -123,6 +123,13 @@ def choose(
     return table[method]
 
 
+def check_of_use(method: str, **wished: object) -> None:
+    """Refuse settings of NCR for a method that has none, rather than leave them without effect."""
+    for name, value in wished.items():
+        if value is not None and "ncr" not in method:
+            raise ValueError(f"{name}={value!r} is of NCR, which method={method!r} does not use; leave it out")
+
+
 def warmup(epochs: float, most: float) -> float:
     """Epochs of warm-up: at most a tenth of the run, so that a run of one epoch is possible, too."""
     return max(0.0, min(most, epochs / 10))

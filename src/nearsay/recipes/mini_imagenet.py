@@ -10,7 +10,7 @@ from nearsay.models import ResNet
 from nearsay.objectives import ELR, NCR
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes._paper import Start, length, pick, start_epoch
-from nearsay.recipes.methods import Method, choose, warmup
+from nearsay.recipes.methods import Method, check_of_use, choose, warmup
 
 Color = Literal["red", "blue"]
 Hyper = Literal["paper", "released"]
@@ -72,6 +72,7 @@ def recipe(
         k: neighbors of NCR; none is that of the table for this noise.
         start: epoch from which NCR is used, or auto; none is that of the table.
     """
+    check_of_use(method, alpha=alpha, k=k, start=start)
     row = pick("noise", noise, pick("hyper", hyper, ROWS))
     num_epochs = length(epochs, EPOCHS)
     is_released = hyper == "released"

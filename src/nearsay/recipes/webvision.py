@@ -10,7 +10,7 @@ from nearsay.models import CosineHead, ResNet
 from nearsay.objectives import NCR
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes._paper import Start, length, pick
-from nearsay.recipes.methods import WebMethod, choose, warmup
+from nearsay.recipes.methods import WebMethod, check_of_use, choose, warmup
 
 Subset = Literal["mini", "full"]
 BATCH_SIZES: dict[Subset, int] = {"mini": 256, "full": 1024}
@@ -51,6 +51,7 @@ def recipe(
         k: neighbors of NCR; none is 10.
         start: epoch from which NCR is used, or auto; none is 0.
     """
+    check_of_use(method, alpha=alpha, k=k, start=start)
     num_epochs = length(epochs, 130)
     ncr = NCR(
         alpha=0.5 if alpha is None else alpha, k=10 if k is None else k, start_epoch=0.0 if start is None else start
