@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from nearsay.core import Files, Labels, NoSplit, Split
-from nearsay.datasets import Toy
+from nearsay.datasets import Folder, Toy
 from nearsay.experiment import Experiment
 from nearsay.models import MLP
 from nearsay.noise import OpenSet, Symmetric, describe
@@ -301,3 +302,18 @@ def test_noise_that_looks_at_inputs_gets_them_if_they_are_arrays(tmp_path):
     open_splits(experiment(files, noise=Watcher()))
     assert isinstance(seen[0], Tensor)
     assert seen[1] is None
+
+
+def test_files_that_are_in_two_splits_are_refused(tmp_path):
+    for split, number in (("train", 0), ("train", 1), ("test", 2)):
+        for kind in ("cat", "dog"):
+            path = tmp_path / split / kind / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (4, 4), (number, len(kind) + (kind == "cat"), 7)).save(path)
+    folder = replace(given_splits(train=labels(0, 1)), data=Folder(path=tmp_path))
+    assert len(open_splits(folder).judged) == 1
+    (tmp_path / "test/cat/copy.png").write_bytes((tmp_path / "train/dog/1.png").read_bytes())
+    with pytest.raises(
+        ValueError, match=r"1 images .* in train as well, the first 'test/cat/copy.png' as 'train/dog/1"
+    ):
+        open_splits(folder)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.testing import assert_close
 
-from nearsay import host
+from nearsay import config, host
 from nearsay.augment import Mixup
 from nearsay.config import ConfigError
 from nearsay.core import Batch, Labels, Loss, NoSplit, Outputs, Split
@@ -343,11 +343,52 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_note_that_names_both(tmp_pat
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     experiment = replace(SMALL, epochs=1)
     train(experiment, tmp_path)
+    other = replace(experiment, backbone=MLP(hidden=(17,)))
+    record = json.loads((tmp_path / "experiment.json").read_text())
+    (tmp_path / "experiment.json").write_text(json.dumps({**record, "experiment": config.to_tree(other)}))
     (tmp_path / "result.json").unlink()
-    (tmp_path / "experiment.json").unlink()
     with pytest.raises(RunError, match=r"step 6 .* does not fit this experiment: .* in the checkpoint, not") as caught:
-        train(replace(experiment, backbone=MLP(hidden=(17,))), tmp_path)
+        train(other, tmp_path)
     assert caught.value.code == 65
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "predictions/train.safetensors", "result.json"])
+def test_what_was_deleted_from_a_finished_run_is_made_again(tmp_path, name):
+    train(replace(SMALL, epochs=1), tmp_path)
+    before = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    told = Told()
+    train(replace(SMALL, epochs=1), tmp_path, display=told)
+    assert told.calls == ["begin", "end"]
+    if name != "result.json":  # which tells how long it took
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_a_log_that_was_cut_short_is_refused(tmp_path):
+    train(replace(SMALL, epochs=1), tmp_path)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "log.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"log.jsonl has 0 bytes, but \d+ were written before the checkpoint"):
+        train(replace(SMALL, epochs=1), tmp_path)
+
+
+def test_a_folder_of_other_things_is_not_filled(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"mine")
+    with pytest.raises(RunError, match=r"holds 'photo.jpg' but no experiment.json, so it is not the folder") as caught:
+        train(replace(SMALL, epochs=1), tmp_path)
+    assert caught.value.code == 73
+    assert (tmp_path / "photo.jpg").read_bytes() == b"mine"
+
+
+def test_inputs_that_changed_since_are_told(tmp_path):
+    train(replace(SMALL, epochs=1), tmp_path)
+    with np.load(tmp_path / "labels.npz") as arrays:
+        others = {**arrays, "inputs": np.array("0" * 64)}
+    np.savez(tmp_path / "labels.npz", **others)
+    (tmp_path / "result.json").unlink()
+    told = Told()
+    train(replace(SMALL, epochs=1), tmp_path, display=told)
+    assert [note.startswith("the inputs are not those that") for note in told.notes] == [True]
 
 
 def test_a_display_is_told_of_all_in_order(tmp_path):

@@ -14,6 +14,12 @@ from nearsay.objectives import NCR
 from nearsay.optim import SGD, AdamW, Cosine, Schedule
 
 
+class NoDevice(ValueError):
+    """A device that is not there."""
+
+    code = 2  # the exit code of wrong arguments
+
+
 class Backbone(Protocol):
     """A network as a value."""
 
@@ -58,15 +64,15 @@ class Machine:
         try:
             device = torch.device(name)
         except RuntimeError as error:
-            raise ValueError(f"device={name!r} is no device of torch; use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+            raise NoDevice(f"device={name!r} is no device of torch; use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
         if device.type == "cuda":
             found = torch.cuda.device_count() if torch.cuda.is_available() else 0
             place = number if device.index is None else device.index
             if place >= found:
-                raise ValueError(f"device={name!r} asks for GPU {place}, but {found} are found; use 'cpu' or 'auto'")
+                raise NoDevice(f"device={name!r} asks for GPU {place}, but {found} are found; use 'cpu' or 'auto'")
             return torch.device("cuda", place)
         if device.type != "cpu":
-            raise ValueError(f"device={name!r} is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:1'")
+            raise NoDevice(f"device={name!r} is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:1'")
         return device
 
     def find_dtype(self, device: torch.device) -> torch.dtype:

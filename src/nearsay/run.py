@@ -62,7 +62,13 @@ class Run:
             log.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
 
     def cut_log(self, end: int) -> None:
-        """Forget what was logged after the checkpoint from which the run goes on."""
+        """Forget what was logged after the checkpoint from which the run goes on; RunError if some of it is missing."""
+        if self.log_end() < end:
+            raise RunError(
+                f"{self.path / 'log.jsonl'} has {self.log_end()} bytes, but {end} were written before the checkpoint; "
+                "restore it, or start again in another folder",
+                BAD_DATA,
+            )
         if self.log_end() > end:
             with _explained(self.path / "log.jsonl"):
                 os.truncate(self.path / "log.jsonl", end)

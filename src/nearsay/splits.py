@@ -1,5 +1,6 @@
 """What an experiment learns from and what it is judged on: data sets opened, noise made, examples held out."""
 
+import hashlib
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from nearsay.core import Files, Labels, Noise, NoSplit, Split
 from nearsay.experiment import Experiment
 from nearsay.loading import Inputs, Order
 from nearsay.noise import OpenSet, describe, fingerprint, split_balanced
+
+_MANY = 200_000  # files: of more, looking at every size takes too long to be done at each start
 
 
 class Judged(NamedTuple):
@@ -60,6 +63,9 @@ def open_splits(experiment: Experiment) -> Splits:
         truth = _truth(labels, experiment.validation_labels)[held_out]
         judged.append(Judged("validation", select(inputs, held_out), truth))
     test = _optional(experiment, "test")
+    for split in (validation, test):
+        if split is not None:
+            _check_leak(inputs, split.inputs)
     if test is not None:
         judged.append(Judged("test", test.inputs, _truth(test.labels, "clean")))
     second = None if experiment.second_test is None else experiment.second_test.open("test")
@@ -112,12 +118,31 @@ def pack_labels(splits: Splits, requested_rate: float | None) -> bytes:
         "effective_rate": np.array(np.nan if realized.effective_rate is None else realized.effective_rate),
         "num_open_set": np.array(realized.num_open_set),
         "fingerprint": np.array(realized.fingerprint),
+        "inputs": np.array(digest_inputs(splits.inputs)),
     }
     if labels.clean is not None:
         arrays["clean"] = labels.clean.numpy()
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]  # numpy types these as flags
     return content.getvalue()
+
+
+def digest_inputs(inputs: Inputs) -> str:
+    """A SHA-256 that tells whether a run goes on with the inputs it began with: of arrays, or of names and sizes."""
+    digest = hashlib.sha256()
+    if isinstance(inputs, Files):
+        for name in inputs.names:
+            digest.update(f"{name}\0{_size(inputs, name)}\0".encode(errors="surrogateescape"))
+    else:
+        digest.update(f"{inputs.dtype} {tuple(inputs.shape)}".encode())
+        digest.update(inputs.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def recorded_digest(content: bytes) -> str:
+    """What a `labels.npz` says of the inputs."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return str(arrays["inputs"]) if "inputs" in arrays.files else ""
 
 
 def unpack_labels(content: bytes) -> Labels:
@@ -132,7 +157,40 @@ def unpack_labels(content: bytes) -> Labels:
             return labels
     except Exception as error:  # what is no such file can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = "it is damaged" if "allow_pickle" in reason else reason
         raise ValueError(f"labels.npz cannot be read: {reason}; start again in another folder") from error
+
+
+def _check_leak(inputs: Inputs, others: Inputs) -> None:
+    """Refuse files of another split that are byte for byte in train as well."""
+    if not isinstance(inputs, Files) or not isinstance(others, Files) or len(inputs) + len(others) > _MANY:
+        return
+    by_size: dict[int, list[str]] = {}
+    for name in inputs.names:
+        by_size.setdefault(_size(inputs, name), []).append(name)
+    leaked = []
+    for name in others.names:
+        alike = by_size.get(_size(others, name), [])
+        content = _content(others, name) if alike else b""
+        leaked += [(name, each) for each in alike if content and _content(inputs, each) == content][:1]
+    if leaked:
+        raise ValueError(
+            f"{len(leaked)} images to be judged on are byte for byte in train as well, the first {leaked[0][0]!r} as "
+            f"{leaked[0][1]!r}; remove them from one of the two"
+        )
+
+
+def _size(files: Files, name: str) -> int:
+    """Bytes of a file, −1 if there is none."""
+    try:
+        return (files.root / name).stat().st_size
+    except OSError:
+        return -1
+
+
+def _content(files: Files, name: str) -> bytes:
+    path = files.root / name
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: Inputs) -> Labels:

@@ -32,7 +32,7 @@ from nearsay.predict import Pass
 from nearsay.run import BAD_DATA, Checkpoint, Run, RunError, open_run, write_whole
 from nearsay.splits import make_order, open_splits
 from nearsay.step import Setting, Step, make_learners, observe_, restore
-from nearsay.trained import check_same, claim, read_result
+from nearsay.trained import check_same, claim, is_whole, read_result
 
 _COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves
 _LEARNED = ("network", "optimizer", "average")  # what the names of tensors begin with that must stay finite
@@ -67,15 +67,16 @@ def train(
     ):
         if run is not None:
             check_same(run, experiment)
-            if (finished := read_result(run.path)) is not None:
+            finished = read_result(run.path) if is_whole(run.path) else None
+            if finished is not None:
                 display.end(finished)
         else:
             finished = None
         if dist.share("" if finished is None else "finished", device):
             return finished or {}
         training = _Training(experiment, folder, run, device, display)
-        if run is not None:
-            claim(run, experiment, training.splits, origin)
+        if run is not None and (told := claim(run, experiment, training.splits, origin)):
+            display.note(told)
         return training.go(received)
 
 

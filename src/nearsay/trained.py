@@ -17,8 +17,11 @@ from nearsay.experiment import Experiment
 from nearsay.loading import Inputs
 from nearsay.noise import fingerprint
 from nearsay.predict import Pass, Predicted
-from nearsay.run import BAD_DATA, Run, RunError, write_whole
-from nearsay.splits import Splits, pack_labels, unpack_labels
+from nearsay.run import BAD_DATA, CANNOT_CREATE, Run, RunError, write_whole
+from nearsay.splits import Splits, digest_inputs, pack_labels, recorded_digest, unpack_labels
+
+_BEGINNING = (".lock", "labels.npz", "tensorboard")  # what may be there before the experiment is written down
+_NEEDED = ("experiment.json", "labels.npz", "log.jsonl", "model.safetensors", "predictions/train.safetensors")
 
 
 class Trained(NamedTuple):
@@ -93,6 +96,13 @@ def check_same(run: Run, experiment: Experiment) -> None:
     """See that what ran in this folder before, if anything did, is what shall run now."""
     path = run.path / "experiment.json"
     if not path.exists():
+        foreign = sorted(each.name for each in run.path.iterdir() if each.name not in _BEGINNING)
+        if foreign:
+            raise RunError(
+                f"{run.path} holds {foreign[0]!r} but no {path.name}, so it is not the folder of a run; choose another "
+                "with --out",
+                CANNOT_CREATE,
+            )
         return
     try:
         before = json.loads(path.read_text())["experiment"]
@@ -104,13 +114,17 @@ def check_same(run: Run, experiment: Experiment) -> None:
         )
 
 
-def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None) -> None:
-    """Write down what runs here and on which labels, or see that the labels are those of before."""
+def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None) -> str:
+    """Write down what runs here and on which labels, or see that the labels are those of before.
+
+    Returns what the user should know: inputs may have been repaired since, and then the run goes on with those.
+    """
     path = run.path / "labels.npz"
     if not path.exists():
         write_whole(path, pack_labels(splits, getattr(experiment.noise, "rate", None)))
     try:
-        before = fingerprint(unpack_labels(path.read_bytes()))
+        content = path.read_bytes()
+        before, inputs = fingerprint(unpack_labels(content)), recorded_digest(content)
     except ValueError as error:
         raise RunError(f"{run.path}: {error}", BAD_DATA) from error
     if before != fingerprint(splits.labels):
@@ -123,6 +137,14 @@ def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str,
         num_inputs = splits.example(experiment.image_size).shape[0]
         tree = config.to_tree(experiment)
         run.write_json("experiment.json", {**(origin or {}), "num_inputs": num_inputs, "experiment": tree})
+    if inputs != digest_inputs(splits.inputs):
+        return f"the inputs are not those that {run.path} began with; the run goes on with what is there now"
+    return ""
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all is there that other commands read; what is missing can be made again from the last checkpoint."""
+    return all((folder / name).is_file() for name in _NEEDED)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

@@ -67,9 +67,9 @@ def odd_images(draw):
     yield "shouting.JPG", picture(draw, 64, 48), {}
 
 
-def fill(folder, *, classes=("cat", "dog")):
+def fill(folder, *, classes=("cat", "dog"), seed=0):
     """A folder of odd images, a class for every second of them."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     for name in classes:
         (folder / name).mkdir(parents=True)
     made = []
@@ -229,7 +229,7 @@ def test_a_run_that_goes_on_names_no_image_again(broken, tmp_path):
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_broken_images_count_where_a_network_is_judged_as_well(tmp_path, policy):
     fill(tmp_path / "photos" / "train")
-    fill(tmp_path / "photos" / "test")
+    fill(tmp_path / "photos" / "test", seed=1)
     (path,) = spoil(tmp_path / "photos" / "test" / "cat", ["empty"])
     display = Notes()
     wished = experiment(tmp_path / "photos", bad_images=policy)

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,15 @@ from nearsay.config import ConfigError
 from nearsay.progress import make_table, print_table
 
 
+class Split(StrEnum):
+    """Parts of a data set."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
+    SECOND_TEST = "second_test"
+
+
 def evaluate(
     run: Run,
     source: Annotated[
@@ -20,7 +30,9 @@ def evaluate(
             "--data", help="Other data: a folder of class folders, a table of paths and labels, or arrays.", exists=True
         ),
     ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="train, validation or test; by default test.")] = None,
+    split: Annotated[
+        Split | None, typer.Option("--split", help="By default test, or validation if there is none.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -31,7 +43,7 @@ def evaluate(
     """
     from nearsay.commands import evaluate as command  # noqa: PLC0415  # brings torch
 
-    report = command.evaluate(run, split=split, data=source, device=device)
+    report = command.evaluate(run, split=None if split is None else split.value, data=source, device=device)
     if as_json:
         print_json(report)
         return
@@ -57,9 +69,12 @@ def predict(
     """
     from nearsay import tables  # noqa: PLC0415  # brings torch
     from nearsay.commands import predict as command  # noqa: PLC0415
+    from nearsay.run import CANNOT_CREATE, RunError  # noqa: PLC0415
 
     if out is not None and out.suffix.lower() not in tables.ENDINGS:
         raise ConfigError(f"--out {out} must end in one of {', '.join(tables.ENDINGS)}")
+    if out is not None and not out.parent.is_dir():
+        raise RunError(f"cannot write {out}: {out.parent} is no folder; make it first", CANNOT_CREATE)
     columns = command.predict(run, paths, device=device)
     if out is None:
         writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -77,21 +92,28 @@ def compare(
         list[Path],
         typer.Argument(help="Folders that nearsay train has made.", metavar="RUN", exists=True, file_okay=False),
     ],
-    split: Annotated[str, typer.Option("--split", help="test or validation.")] = "test",
+    split: Annotated[
+        Split | None, typer.Option("--split", help="By default test, or validation if a run has none.")
+    ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write curves and tables to this file too.")] = None,
     as_json: Json = False,
 ) -> None:
     """Put finished runs side by side, with means over seeds."""
     from nearsay.commands import compare as command  # noqa: PLC0415  # brings torch
 
-    groups = command.compare(runs, split=split)
+    done = command.finished(runs)
+    for folder in runs:
+        if folder not in done:
+            print(f"note: {folder} holds no finished run and is left out", file=sys.stderr)
+    runs, chosen = done, command.common_split(done) if split is None else split.value
+    groups = command.compare(runs, split=chosen)
     if html is not None:
         from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
 
         write_report(runs, html, title="Runs compared")
     if as_json:
-        print_json({"split": split, "groups": [command.as_tree(group) for group in groups]})
+        print_json({"split": chosen, "groups": [command.as_tree(group) for group in groups]})
         return
-    print_table(make_table(*command.comparison_cells(groups, split)))
+    print_table(make_table(*command.comparison_cells(groups, chosen)))
     if html is not None:
         print(f"Curves are in {html}.")

@@ -31,8 +31,9 @@ def recipes(
     from nearsay.commands.catalog import describe_recipe  # noqa: PLC0415  # as the others, though without torch
 
     if name is None:
-        for each in map(describe_recipe, recipe_names()):
-            print(f"{each.name:<12} {each.summary}")
+        names = recipe_names()
+        for each in map(describe_recipe, names):
+            print(f"{each.name:<{max(map(len, names))}}  {each.summary}")
         print("\nnearsay recipes NAME tells what one takes; nearsay train NAME KEY=VALUE... trains it.")
         return
     described = describe_recipe(name)

@@ -55,6 +55,20 @@ def compare(folders: Sequence[Path], *, split: str = "test") -> list[Group]:
     ]
 
 
+def common_split(folders: Sequence[Path]) -> str:
+    """Test if all runs were judged on one, else validation."""
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    return "test" if all(run.number("accuracy", "test", "final") is not None for run in runs) else "validation"
+
+
+def finished(folders: Sequence[Path]) -> list[Path]:
+    """The folders that hold a finished run; ValueError if none does."""
+    found = [folder for folder in folders if (folder / "result.json").is_file()]
+    if not found:
+        raise ValueError(f"none of the {len(folders)} folders holds a finished run, such as {folders[0]}")
+    return found
+
+
 def _row(run: FinishedRun, split: str) -> dict[str, Any]:
     objective = run.settings.get("objective")
     kind = objective.get("kind") if isinstance(objective, dict) else None

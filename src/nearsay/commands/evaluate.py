@@ -24,7 +24,7 @@ from nearsay.trained import predict_run, read_labels, read_origin
 def evaluate(
     folder: Path, *, split: str | None = None, data: Path | None = None, device: str = "auto"
 ) -> dict[str, Any]:
-    """Accuracy and calibration on a split, by default test; and how well wrong labels of train are found.
+    """Accuracy and calibration on a split, by default test, else validation; and how wrong labels of train are found.
 
     Predictions that the run has kept are used; another split, or data in another place, costs one pass. Numbers that
     mean nothing are None.
@@ -32,7 +32,7 @@ def evaluate(
     experiment = config.from_origin(read_origin(folder)).experiment
     recorded = read_labels(folder)
     if data is None:
-        split = split or "test"
+        split = split or _default_split(folder)
         predictions, labels = _kept(folder, experiment, split, recorded, device)
     else:
         split, (inputs, labels) = _open_first(_dataset_at(data, experiment.data), split)
@@ -64,6 +64,12 @@ def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[st
         rows.append(["wrong labels of train found, AUROC", percent(report["detection"]["auroc"])])
         rows.append(["the same, average precision", percent(report["detection"]["average_precision"])])
     return ["", f"{report['split']} ({report['num_examples']:,} examples)"], rows
+
+
+def _default_split(folder: Path) -> str:
+    """Test if the run was judged on one, else validation, else what it was trained on."""
+    kept = (name for name in ("test", "validation") if (folder / "predictions" / f"{name}.safetensors").is_file())
+    return next(kept, "train")
 
 
 def _kept(

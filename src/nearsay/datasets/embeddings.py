@@ -87,6 +87,8 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
             return {name: loaded[key] for name, key in _keys(loaded.files, path).items()}
     except Exception as error:  # what is no such file, or a hostile one, can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if "allow_pickle" in reason:  # advice that nobody should follow
+            reason = "it is no such file, or holds objects"
         raise ValueError(
             f"{path} is not read: {reason}; write it by numpy.savez or numpy.save, names as text and not as objects"
         ) from error

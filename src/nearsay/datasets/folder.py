@@ -116,6 +116,8 @@ class _Reader:
 
     def _check_link(self, entry: os.DirEntry[str]) -> None:
         target = os.path.realpath(entry.path)
+        if not os.path.lexists(target):
+            return  # it leads nowhere, so it is an image that cannot be decoded, and treated as such
         if not target.startswith(self._inside):
             raise ValueError(f"{entry.path!r} is a link to {target!r}, outside of {str(self.root)!r}; copy it there")
         if os.path.isdir(target):
