@@ -157,7 +157,8 @@ def by_hand(experiment, num_steps, *, per_epoch=PER_PASS):
             loss.total.backward()
             if experiment.clip is not None:
                 clip_grad_norm_(network.parameters(), experiment.clip)
-            optimizer.param_groups[0]["lr"] = spec.lr * experiment.schedule.factor(epoch, experiment.epochs)
+            moment = max(epoch, 0.5 / per_epoch)  # of the first step the middle, since a warm-up begins at 0
+            optimizer.param_groups[0]["lr"] = spec.lr * experiment.schedule.factor(moment, experiment.epochs)
             optimizer.step()
             if experiment.averaging is not None:
                 share = ramp(epoch, experiment.averaging_ramp) if experiment.averaging_ramp else 1.0
@@ -197,6 +198,13 @@ def test_the_rate_of_a_step_is_that_of_its_epoch_even_where_an_epoch_is_no_pass(
     assert step.learners[0].optimizer.param_groups[0]["lr"].item() == pytest.approx(
         0.1 * experiment.schedule.factor(6 / 4, 2)
     )
+
+
+def test_the_first_step_of_a_warm_up_learns():
+    step = ready(replace(FEATURES, schedule=Cosine(warmup=1)))
+    before = {name: tensor.clone() for name, tensor in step.learners[0].network.named_parameters()}
+    go(step, range(1))
+    assert all((tensor != before[name]).any() for name, tensor in step.learners[0].network.named_parameters())
 
 
 def test_an_objective_hears_of_epochs_and_draws_of_passes():

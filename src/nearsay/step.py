@@ -207,7 +207,9 @@ class Step:
     def _timed(self, count: Tensor) -> Times:
         experiment = self.experiment
         epoch = (count.double() / self.setting.batches_per_epoch).float()
-        rate = experiment.optimizer.lr * experiment.schedule.factor(epoch, experiment.epochs)
+        # A warm-up begins at 0, where the first step would learn nothing: it takes the rate of half a step later.
+        start = 0.5 / self.setting.batches_per_epoch
+        rate = experiment.optimizer.lr * experiment.schedule.factor(epoch.clamp(min=start), experiment.epochs)
         decay = torch.full_like(epoch, experiment.averaging or 0.0)
         if experiment.averaging_ramp:
             decay = decay * optim.ramp(epoch, experiment.averaging_ramp)
