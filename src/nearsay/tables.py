@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 Cell = str | int | float | None
 ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -86,6 +89,34 @@ def read(path: str | Path, *, columns: Collection[str] | None = None) -> Table:
         builder.problems.add(0, "is empty; its first line must name the columns, as in path,label")
     builder.problems.raise_any()
     return Table(path, builder.header, builder.columns, builder.lines)
+
+
+def read_features(path: str | Path, *, named: Collection[str], others: Collection[str]) -> NDArray[np.float32]:
+    """(N, D) numbers of a Parquet file: its column of lists called one of `named`, or all columns of numbers.
+
+    Columns called one of `others` are no features; names are compared without case.
+    """
+    pyarrow = _pyarrow()
+    try:
+        table = pyarrow.parquet.read_table(path, use_threads=False)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is not readable as Parquet ({reason}); write it again") from error
+    types = pyarrow.types
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name.lower() in named and (types.is_list(column.type) or types.is_fixed_size_list(column.type)):
+            flat = np.array(column.combine_chunks().flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
+            if column.null_count or not len(column) or len(set(map(len, column.to_pylist()))) > 1:
+                raise ValueError(f"column {name!r} of {path} must hold lists of one length, and no row without")
+            return flat.reshape(len(column), -1)
+    kept = [
+        column.to_numpy().astype(np.float32)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        if name.lower() not in others and (types.is_floating(column.type) or types.is_integer(column.type))
+    ]
+    if not kept:
+        raise ValueError(f"{path} has no column of lists called {' or '.join(sorted(named))}, and none of numbers")
+    return np.stack(kept, axis=1)
 
 
 def write(path: str | Path, columns: Mapping[str, Sequence[Cell]], *, for_spreadsheet: bool = False) -> None:

@@ -233,3 +233,43 @@ def test_a_missing_file_or_folder_is_refused(tmp_path):
     assert "there is no file" in refusal(tmp_path)
     np.save(tmp_path / "x.npy", FEATURES)
     assert "y.npy with labels" in refusal(tmp_path / "x.npy", tmp_path / "y.npy")
+
+
+@pytest.mark.parametrize("layout", ["lists", "columns"])
+def test_features_are_read_from_parquet(tmp_path, layout):
+    pyarrow = pytest.importorskip("pyarrow")
+    values = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    columns = {"label": ["a", "b", "a", "b", "", "a"], "split": ["train"] * 4 + ["test"] * 2}
+    if layout == "lists":
+        columns["embedding"] = list(values)
+    else:
+        columns |= {f"f{number}": values[:, number] for number in range(3)}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
+    train, test = (Embeddings(path=tmp_path / "all.parquet").open(split) for split in ("train", "test"))
+    assert train.inputs.numpy().tolist() == values[:4].tolist()
+    assert test.inputs.numpy().tolist() == values[4:].tolist()
+    assert train.labels.classes == ("a", "b")
+    assert test.labels.given.tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"label": ["a", "b"]}, "none of numbers"),
+        ({"label": ["a", "b"], "features": [[1.0], [1.0, 2.0]]}, "lists of one length"),
+        ({"label": ["a", "b"], "features": [[1.0], None]}, "lists of one length"),
+        ({"features": [[1.0], [2.0]]}, "no labels"),
+    ],
+)
+def test_parquet_that_cannot_be_features_is_refused(tmp_path, columns, words):
+    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=words):
+        Embeddings(path=tmp_path / "x.parquet").open("train")
+
+
+def test_a_damaged_parquet_is_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match="not readable as Parquet"):
+        Embeddings(path=tmp_path / "x.parquet").open("train")

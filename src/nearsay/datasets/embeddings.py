@@ -27,10 +27,11 @@ _SPLITS = {"": "train", "train": "train", "val": "validation", "validation": "va
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings:
-    """Features (N, D) and labels (N,), all in one `.npz`, or features in a `.npy` and labels in a file of their own.
+    """Features (N, D) and labels (N,): all in one `.npz` or Parquet, or features in a `.npy` and labels elsewhere.
 
     The arrays of an `.npz` are called features (or embeddings, or x) and labels (or y); there may also be clean, the
-    true labels; split, with the words train, validation and test; and classes, the names of the classes in order.
+    true labels; split, with the words train, validation and test; and classes, the names of the classes in order. In a
+    Parquet file features are a column of lists of that name, or all columns of numbers that are called nothing else.
     `labels` is a `.npy`, or a table (CSV, TSV, JSON lines, Parquet) with the column label and perhaps clean and split,
     or with one column and no header. Labels are class numbers, −1 where there is none, or names, empty where there is
     none; names are sorted unless classes are given, and a clean name that is no class is outside the vocabulary.
@@ -79,6 +80,10 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
         )
     if content == "labels" and path.suffix.lower() in tables.ENDINGS:
         return _read_table(path)
+    if path.suffix.lower() == ".parquet":
+        known = {name for names in _NAMES.values() for name in names}
+        features = tables.read_features(path, named=_NAMES["features"], others=known - {"x"})
+        return {"features": features, **_read_table(path, columns=sorted(known - set(_NAMES["features"])))}
     try:
         with path.open("rb") as file:  # by itself numpy would leave a broken file open
             loaded = np.load(file, allow_pickle=False)
@@ -94,11 +99,11 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
         ) from error
 
 
-def _read_table(path: Path) -> dict[str, _Array]:
+def _read_table(path: Path, columns: Sequence[str] | None = None) -> dict[str, _Array]:
     """Columns by what they mean; a table of one column needs no header."""
-    table = tables.read(path)
-    keys = _keys(table.header, path)
-    if not keys and len(table.header) == 1:
+    table = tables.read(path, columns=columns)
+    keys = _keys(table.columns, path)
+    if not keys and columns is None and len(table.header) == 1:
         return {"labels": _cells([*table.header, *table.columns[table.header[0]]])}
     used = {name: key for name, key in keys.items() if name in ("labels", "clean", "split")}
     return {name: _cells(table.columns[key]) for name, key in used.items() if any(table.columns[key])}
