@@ -9,7 +9,20 @@ from safetensors.torch import save_file
 
 from nearsay.core import Labels
 from nearsay.noise import fingerprint
-from nearsay.report.figures import LABELS, SIMILARITIES, Axis, Panel, Point, confidences, curves, similarities
+from nearsay.report import figures
+from nearsay.report.figures import (
+    LABELS,
+    RIGHT_PAIRS,
+    SIMILARITIES,
+    WRONG_PAIRS,
+    Axis,
+    Heading,
+    Panel,
+    Point,
+    confidences,
+    curves,
+    similarities,
+)
 from nearsay.reproduce.drawing import confidence_shares, similarity_shares
 
 SIGNS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -39,7 +52,7 @@ def run(tmp_path):
 
 def test_confidence_is_counted_apart_for_right_and_wrong_labels(run):
     shares = confidence_shares(run)
-    right, wrong = (shares[kind] for kind in LABELS)
+    right, wrong = (shares[kind, ""] for kind in LABELS)
     assert len(right) == len(wrong) == 20
     assert {place: round(share, 3) for place, share in enumerate(right) if share} == {12: 33.333, 19: 66.667}
     assert {place: share for place, share in enumerate(wrong) if share} == {0: 100.0}
@@ -50,10 +63,10 @@ def test_similarity_is_counted_apart_for_labels_that_agree_and_are_right(run):
     assert list(shares) == list(SIMILARITIES)
     where = {kind: {place: round(share) for place, share in enumerate(each) if share} for kind, each in shares.items()}
     ones, zeros = 79, 40  # bins of cosines 1 and 0
-    assert where["same label, both right"] == {ones: 100}
-    assert where["same label, one wrong or both"] == {ones: 100}
-    assert where["different labels, both right"] == {zeros: 100}
-    assert where["different labels, one wrong or both"] == {zeros: 100}  # the example held out would be at −1
+    assert where["same label", RIGHT_PAIRS] == {ones: 100}
+    assert where["same label", WRONG_PAIRS] == {ones: 100}
+    assert where["different labels", RIGHT_PAIRS] == {zeros: 100}
+    assert where["different labels", WRONG_PAIRS] == {zeros: 100}  # the example held out would be at −1
 
 
 def test_labels_without_truth_are_refused(run):
@@ -70,18 +83,27 @@ def test_damaged_predictions_are_told(run):
         similarity_shares(run)
 
 
+HEADING = Heading("What is <shown>", ["A ring is the best of " + "many " * 30 + "values.", "Data: digits."])
+
+
+def texts(svg):
+    return re.findall(r"<(?:text|tspan)[^>]*>([^<]+)</", svg)  # a text of several lines has a tspan for each
+
+
 def check_alone(drawing, *words):
-    """A picture that needs no page: real colors, white paper, and the words are there to read."""
+    """A picture that needs no page: real colors, white paper, and the words are there to read, as is its heading."""
     assert "var(--" not in drawing.svg
-    assert '<rect width="100%" height="100%" fill="#fff"/>' in drawing.svg
-    told = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", drawing.svg))
-    assert [word for word in words if word not in told] == []
+    assert '<title>What is &lt;shown&gt;</title><rect width="100%" height="100%" fill="#fff"/>' in drawing.svg
+    told = " ".join(texts(drawing.svg))
+    heading = ("What is &lt;shown&gt;", "A ring is the best of many", "many values.", "Data: digits.")
+    assert [word for word in (*heading, *words) if word not in told] == []
     assert drawing.png.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", drawing.png[16:24])
     assert width > 600
     assert height > 300
     assert "var(--" in drawing.html  # which the page resolves for light and dark
     assert drawing.html.count("<svg") == 2
+    assert "Data: digits." not in drawing.html  # where the page says it
 
 
 def test_curves_name_axes_lines_and_units():
@@ -91,16 +113,38 @@ def test_curves_name_axes_lines_and_units():
         for value in (0.1, 0.9)
     ]
     points.append(Point("k", "40 % noise", 10, 91.0, None, True))
-    drawing = curves(points, [Axis("alpha", "alpha"), Axis("k", "k (neighbors)", True)], title="accuracy (%)")
-    check_alone(drawing, "alpha", "k (neighbors)", "accuracy (%)", "0 % noise", "40 % noise")
+    axes = [Axis("alpha", ("alpha", "with k = m")), Axis("k", ("k (neighbors)",), True)]
+    drawing = curves(points, axes, title="accuracy (%)", heading=HEADING)
+    check_alone(drawing, "alpha", "with k = m", "k (neighbors)", "0 % noise", "40 % noise")
+    assert texts(drawing.svg).count("accuracy (%)") == 1  # beside the first panel, for all
 
 
-def test_grids_name_rows_columns_and_units():
-    shares = [25.0, 75.0]
-    panels = [
-        Panel(row, column, dict.fromkeys(LABELS, shares)) for row in ("Standard", "NCR") for column in ("Blue", "Red")
+def grid(kinds, shares=(25.0, 75.0)):
+    return [
+        Panel(row, column, dict.fromkeys(kinds, shares))
+        for row in ("Standard", "NCR")
+        for column in ("toy for Blue, 40 %", "Red, 40 % noise")
     ]
-    words = ("Standard", "NCR", "Blue", "Red", "share of its kind (%)")
-    check_alone(confidences(panels), *words, *LABELS, "confidence in given label (%)")
-    panels = [panel._replace(shares=dict.fromkeys(SIMILARITIES, shares)) for panel in panels]
-    check_alone(similarities(panels, lowest=-1), *words, *SIMILARITIES, "cosine similarity", "−1.0")
+
+
+WORDS = ("Standard", "NCR", "toy for Blue, 40 %", "Red, 40 % noise", "share of its kind (%)")
+
+
+def test_confidences_name_rows_columns_and_units_and_ticks_stay_on_their_lines():
+    drawing = confidences(grid([(kind, "") for kind in LABELS]), heading=HEADING)
+    check_alone(drawing, *WORDS, *LABELS, "confidence in given label (%)")
+    assert set(re.findall(r'<text text-anchor="(\w+)"[^>]*>100</text>', drawing.svg)) == {"middle"}
+
+
+def test_similarities_name_rows_columns_and_halves():
+    drawing = similarities(grid(SIMILARITIES), lowest=-1, heading=HEADING)
+    check_alone(drawing, *WORDS, "same label", "different labels", "cosine similarity", "−1.0", "−0.5")
+    assert texts(drawing.svg).count(RIGHT_PAIRS) == texts(drawing.svg).count(WRONG_PAIRS) == 4
+    assert not {"−20", "−50", "−80"} & set(texts(drawing.svg))  # a share that is drawn downward is one as well
+
+
+def test_pairs_of_which_a_label_is_wrong_hang_down_from_zero():
+    rows = figures._steps([Panel("NCR", "Red", {SIMILARITIES[0]: [25.0, 75.0], SIMILARITIES[1]: [40.0, 60.0]})], 0, 1)
+    drawn = [(row["half"], row["x"], row["share"]) for row in rows]
+    up = [(RIGHT_PAIRS, 0.0, 25.0), (RIGHT_PAIRS, 0.5, 75.0), (RIGHT_PAIRS, 1.0, 75.0)]
+    assert drawn == [*up, (WRONG_PAIRS, 0.0, -40.0), (WRONG_PAIRS, 0.5, -60.0), (WRONG_PAIRS, 1.0, -60.0)]

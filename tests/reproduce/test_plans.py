@@ -71,6 +71,24 @@ def test_data_sets_are_found_in_folders_of_their_own_or_together(folder):
     assert call(cells["cifar10"], folder).experiment.data.path == folder
 
 
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        ("ILSVRC/val", "ILSVRC"),
+        ("imagenet/val", "imagenet"),
+        ("ILSVRC/Data/CLS-LOC/val", "."),  # as Kaggle packs it, with the labels beside ILSVRC
+        ("imagenet/ILSVRC/Data/CLS-LOC/val", "imagenet"),
+    ],
+)
+def test_webvision_is_judged_on_imagenet_too_where_its_images_are(folder, images, expected):
+    [mini, _, clothing] = [cell for cell in plan("realistic", folder, 1) if cell.row == "NCR"]
+    assert call(mini, folder).experiment.second_test is None
+    (folder / images).mkdir(parents=True)
+    second = call(mini, folder).experiment.second_test
+    assert (second.path, second.num_classes) == (folder / expected, 50)
+    assert call(clothing, folder).experiment.second_test is None
+
+
 def test_missing_weights_and_folders_are_told(folder):
     cell = next(cell for cell in plan("realistic", folder, 1) if cell.recipe == "clothing1m")
     (folder / "clothing1m" / "resnet50.safetensors").unlink()
@@ -142,6 +160,14 @@ def test_values_are_chosen_on_clean_examples_that_were_held_out(tmp_path):
     for data, num in ((tmp_path, 5000), ("toy", 400)):
         experiment = call(plan("ablation", data, 1)[0], data).experiment
         assert (experiment.held_out, experiment.validation_labels) == (num, "clean")
+
+
+def test_starts_are_told_in_epochs_of_the_runs_themselves(tmp_path):
+    for data, starts, num_epochs in ((tmp_path, [0, 50, 100, 150, 200], 250), ("toy", [0, 1, 2, 3, 4], 5)):
+        points = staged(lambda cell: 0.5, data=data)
+        assert [value for stage, value in points if stage == "e"] == starts
+        assert ablation.num_epochs(data) == num_epochs
+        assert call(points["e", starts[-1]].cells[0], data).experiment.epochs == num_epochs
 
 
 def test_the_number_of_runs_of_all_stages_is_known_before():

@@ -1,4 +1,5 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -119,4 +120,49 @@ def test_stand_ins_are_named_and_not_compared(written):
     assert "digits for mini-ImageNet-Red 80 %" in texts["md"]
     assert "difference" not in texts["md"]
     assert "stand-ins" in texts["md"]
-    assert {row["difference"] for row in csv.DictReader(texts["csv"].splitlines())} == {""}
+    rows = list(csv.DictReader(texts["csv"].splitlines()))
+    assert {row["difference"] for row in rows} == {""}
+    stand_ins = {(row["column"].removesuffix(" %").rpartition(" ")[0], row["stand_in"]) for row in rows}
+    assert stand_ins == {("mini-ImageNet-Blue", "toy"), ("mini-ImageNet-Red", "digits")}
+    for ending, title in (("md", "# Baselines"), ("html", "<h1>Baselines"), ("tex", r"\caption{Baselines")):
+        [line_of_title] = [row for row in texts[ending].splitlines() if title in row]
+        assert "noise (small stand-ins, not the data itself)" in line_of_title
+
+
+def test_real_data_has_no_stand_in(written):
+    texts = written({"Standard": [0.9]})
+    assert {row["stand_in"] for row in csv.DictReader(texts["csv"].splitlines())} == {""}
+    assert "stand-in" not in texts["md"] + texts["tex"] + texts["html"]
+
+
+def heads(page):
+    """The lines of a table's head: the text of each cell, and how many columns and lines it is for."""
+    found = []
+    for row in re.findall(r"<tr>(.*?)</tr>", page.partition("<thead>")[2].partition("</thead>")[0]):
+        cells = re.findall(r"<th([^>]*)>(.*?)</th>", row)
+        found.append([(re.sub("<.*?>", "", text), *re.findall(r'span="(\d+)"', tag)) for tag, text in cells])
+    return found
+
+
+def test_columns_of_the_page_are_grouped_by_data_set(written):
+    first, second = heads(written({})["html"])
+    assert first == [("method", "2"), ("mini-ImageNet-Blue", "4"), ("mini-ImageNet-Red", "4")]
+    assert [text for (text,) in second] == [f"{rate}\u00a0%" for rate in (0, 20, 40, 80)] * 2
+    first, second, third = heads(written({}, "cifar", data="toy")["html"])
+    assert first == [("method", "3"), ("stand-in for CIFAR-10", "6"), ("stand-in for CIFAR-100", "6")]
+    assert second[5:7] == [("A\u201140\u00a0%",), ("20\u00a0%",)]
+    assert [text for (text,) in third] == [*["toy"] * 5, "digits"] * 2
+    [only] = heads(written({}, "realistic")["html"])
+    assert [text for text, *_ in only] == ["method", "mini\u2011WebVision", "WebVision", "Clothing1M"]
+
+
+def test_a_line_of_the_page_says_whose_it_is_and_stays_in_sight(written):
+    page = written({"Standard": [0.7]})["html"]
+    lines = re.findall(r'<tr[^>]*><th scope="row">(.*?)</th>', page)
+    assert lines[:3] == [
+        'Standard <span class="source">nearsay (n=1)</span>',
+        '<span class="source">paper</span>',
+        '<span class="source">difference</span>',
+    ]
+    assert ".grouped tbody th, .grouped .corner { position: sticky; left: 0;" in page
+    assert page.count("</style>") == 1

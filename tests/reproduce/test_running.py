@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from nearsay.config import ConfigError
 from nearsay.core import Files, Labels, NoSplit, Split
 from nearsay.reproduce import NAMES, reproduce, running
+from nearsay.reproduce.cells import call
 from nearsay.reproduce.plans import plan
+from nearsay.run import RunError
 from nearsay.train import NotFinite, train
 
 CLEAN_RUN = "toy-method=standard-noise=0.4-epochs=5-seed=0"
@@ -49,8 +52,13 @@ def test_figures_are_drawn_from_the_runs_of_the_table(out, baselines, name):
     assert len(done.done) == 2
     assert [path.name for path in done.files] == [f"{name}.{ending}" for ending in ("png", "svg", "html")]
     page = (out / f"{name}.html").read_text()
-    assert "n = 1 each; seeds: 0." in page
-    assert "Not run: Standard, toy for Blue 80 %;" in page
+    assert "Stand-in: toy data for mini-ImageNet-Blue. Runs: n = 1 per panel, seed 0." in page
+    assert "Not run: Standard, toy for mini-ImageNet-Blue, 80 %;" in page
+    assert "mini-ImageNet (small stand-ins, not the data itself)</h1>" in page
+    picture = (out / f"{name}.svg").read_text()
+    assert "mini-ImageNet (small stand-ins, not the data itself)</text>" in picture
+    assert "Stand-in: toy data for mini-ImageNet-Blue. Runs: n = 1 per panel, seed 0." in picture
+    assert "toy for mini-ImageNet-Blue, 40 %" in picture
 
 
 def test_the_ablation_goes_on_with_what_it_found_best(out):
@@ -64,8 +72,12 @@ def test_the_ablation_goes_on_with_what_it_found_best(out):
     first = [run for run in done.done if "start_epoch=0" in run]
     [late] = [run for run in done.done if "start_epoch=3" in run]
     assert late.replace("start_epoch=3", "start_epoch=0") == max(first, key=accuracies.__getitem__)
-    assert "accuracy on held-out examples (%)" in (out / "ablation.svg").read_text()
-    assert "n = 1 each" in (out / "ablation.html").read_text()
+    for text in ((out / "ablation.svg").read_text(), (out / "ablation.html").read_text()):
+        assert "accuracy on held-out examples (%)" in text
+        assert "of equals the first" in text
+        assert "Stand-in: toy data for CIFAR-10. Runs: n = 1 per point, seed 0." in text
+        assert "e, start of NCR (epochs, of 5)" in text
+        assert "deviations" not in text  # one seed has none
 
 
 @pytest.mark.parametrize(
@@ -230,10 +242,48 @@ def test_a_run_that_blows_up_is_reported_and_the_others_go_on(tmp_path, monkeypa
     assert row.count("not run") == 12
 
 
-def test_nothing_finished_leaves_nothing_to_draw(tmp_path):
+def test_nothing_finished_leaves_nothing_to_draw(tmp_path, monkeypatch):
+    def explode(experiment, folder, **options):
+        raise NotFinite("the loss was not finite")
+
+    monkeypatch.setattr(running, "train", explode)
     for name in ("confidence", "ablation"):
         with pytest.raises(ValueError, match=f"no run of {name} is finished"):
-            reproduce(name, data="toy", out=tmp_path, only="none")
+            reproduce(name, data="toy", trials=1, out=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cifar", "ablation", "similarity"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_pattern_that_matches_no_run_is_told_with_a_name_that_would(name, dry_run, tmp_path):
+    out = tmp_path / "out"
+    told = (
+        rf"no run of {name} matches '\*noise=0\.3\*'; the names look like toy-method=\w+-noise=0\.\d-epochs=5-.*seed=0"
+    )
+    with pytest.raises(ConfigError, match=told):
+        reproduce(name, data="toy", trials=1, out=out, only="*noise=0.3*", dry_run=dry_run)
+    assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_first_run_is_announced(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    told = []
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunError, match=r"cannot write into .*file.*; choose another folder with --out") as caught:
+            reproduce("cifar", data="toy", trials=1, out=out, tell=told.append)
+        assert caught.value.code == 73
+    assert told == []
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_second_data_set_is_checked_as_well(tmp_path, monkeypatch):
+    def call_with_second(cell, data):
+        called = call(cell, data)
+        return called._replace(experiment=replace(called.experiment, second_test=Half(tmp_path)))
+
+    monkeypatch.setattr(running, "call", call_with_second)
+    with pytest.raises(ValueError, match=r"1 of 1 images are not in .*, such as a\.jpg; nothing was trained"):
+        reproduce("cifar", data="toy", trials=1, out=tmp_path / "out", only=CLEAN_RUN)
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_come_without_torch():

@@ -41,7 +41,9 @@ def reproduce(
         tell: is called with one line before each run.
 
     Raises:
-        ValueError: for an unknown name, and for data that is missing or not whole, before anything is trained.
+        ValueError: for an unknown name, a pattern that matches no run, and data that is missing or not whole, before
+            anything is trained.
+        RunError: if `out` cannot be written, before anything is trained.
     """
     if name not in NAMES:
         raise ValueError(f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}")

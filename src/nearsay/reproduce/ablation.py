@@ -39,7 +39,7 @@ class Point(NamedTuple):
 
     stage: Stage
     rate: float
-    value: float  # for k = m the size of a batch
+    value: float  # for k = m the size of a batch, for e an epoch of the run itself
     cells: list[Cell]
     is_chosen: bool  # as the best of its stage
 
@@ -65,11 +65,16 @@ def points(
             if all(is_settled(cell) for cells in options for cell in cells):
                 best = _best(options, validation)
             for number, cells in enumerate(options):
-                found.append(Point(stage, rate, _values(stage)[number], cells, number == best))
+                found.append(Point(stage, rate, _values(stage, data)[number], cells, number == best))
             if best is None:
                 break
             choice = choice._replace(**{stage: words[best]})
     return found
+
+
+def num_epochs(data: Data) -> int:
+    """How long each run is."""
+    return TOY_EPOCHS if data == "toy" else EPOCHS
 
 
 def _best(options: list[list[Cell]], validation: Callable[[Cell], float | None]) -> int | None:
@@ -96,14 +101,14 @@ def _words(stage: Stage, data: Data) -> list[str]:
         return [str(alpha) for alpha in ALPHAS]
     if stage == "k":
         return ["none" if k is None else str(k) for k in NEIGHBORS]
-    scale = TOY_EPOCHS / EPOCHS if data == "toy" else 1  # the same share of a shorter run
+    scale = num_epochs(data) / EPOCHS  # the same share of a shorter run
     return [f"{start * scale:g}" for start in STARTS]
 
 
-def _values(stage: Stage) -> list[float]:
+def _values(stage: Stage, data: Data) -> list[float]:
     if stage == "k":
         return [BATCH if k is None else k for k in NEIGHBORS]
-    return list(ALPHAS if stage == "alpha" else STARTS)
+    return [float(word) for word in _words(stage, data)]
 
 
 _CLEAN = ("validation_labels=clean",)  # the paper's validation sets are clean

@@ -10,6 +10,8 @@ Data = Path | Literal["toy"]
 TOY_EPOCHS, DIGITS_EPOCHS = 5, 2  # of stand-ins: seconds, and enough to tell that all goes together
 _FOLDERS = {"webvision": ("webvision", "WebVision"), "clothing1m": ("clothing1m", "Clothing1M")}
 _WEIGHTS = "resnet50.safetensors"  # of ImageNet, which Clothing1M starts from
+_IMAGENET = ("ILSVRC/val", "ILSVRC2012/val", "imagenet/val", "ImageNet/val")  # folders with the validation images
+_KAGGLE = "ILSVRC/Data/CLS-LOC/val"  # below the folder that holds the labels
 
 
 class Setting(NamedTuple):
@@ -38,6 +40,12 @@ class Column:
         """What to print above its numbers: nobody shall take a stand-in for the data itself."""
         return f"{self.stand_in.recipe} for {self.title}" if data == "toy" else self.title
 
+    def panel(self, data: Data) -> str:
+        """The same above a panel, where the noise is named as such."""
+        if data == "toy":
+            return f"{self.stand_in.recipe} for {self.group}, {self.name}"
+        return f"{self.group}, {self.name} noise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -60,6 +68,11 @@ class Cell:
         """What it trains with."""
         found = (each.partition("=")[2] for each in self.arguments if each.startswith("method="))
         return next(found, "")
+
+
+def entitled(title: str, data: Data) -> str:
+    """The title of a table or figure, which says so where nothing below it is of the data itself."""
+    return f"{title} (small stand-ins, not the data itself)" if data == "toy" else title
 
 
 def make_cells(row: str, column: str, setting: Setting, method: str, trials: int) -> list[Cell]:
@@ -86,6 +99,8 @@ def call(cell: Cell, data: Data) -> config.Call:
         words.append(f"path={folder}")
         if cell.recipe == "clothing1m":
             words.append(f"weights={_weights(data, folder)}")
+        if cell.recipe == "webvision" and (images := _imagenet(data)) is not None:
+            words.append(f"imagenet={images}")
     return config.apply_overrides(config.call_recipe(cell.recipe, words), cell.overrides)
 
 
@@ -96,6 +111,14 @@ def _place(data: Path, recipe: str) -> Path:
             f"data={str(data)!r} is no folder; give the one that holds the data sets, or toy for stand-ins"
         )
     return next((data / name for name in _FOLDERS.get(recipe, ()) if (data / name).is_dir()), data)
+
+
+def _imagenet(data: Path) -> Path | None:
+    """Where the validation images of ImageNet are, on which WebVision is judged as well; None if they are not there."""
+    found = next((data / each for each in _IMAGENET if (data / each).is_dir()), None)
+    if found is not None:
+        return found.parent
+    return next((each for each in (data, data / "imagenet") if (each / _KAGGLE).is_dir()), None)
 
 
 def _weights(data: Path, folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """A table of the paper with our numbers beside it, as Markdown, LaTeX, CSV and HTML."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -7,9 +8,8 @@ from typing import NamedTuple
 from nearsay import tables
 from nearsay.report.groups import Spread, spread
 from nearsay.report.markup import Section, joined, paragraph
-from nearsay.report.markup import table as html_table
-from nearsay.reproduce.cells import Cell, Column, Data
-from nearsay.reproduce.pages import write_page
+from nearsay.reproduce.cells import Cell, Column, Data, entitled
+from nearsay.reproduce.pages import Head, grouped_table, write_page
 from nearsay.reproduce.paper import Printed, Row
 from nearsay.reproduce.plans import TABLES, Table
 from nearsay.reproduce.runs import Runs
@@ -55,10 +55,10 @@ def write_table(name: str, cells: Sequence[Cell], runs: Runs, out: Path, data: D
     write_whole(paths["md"], as_markdown(table, lines, notes, data).encode())
     write_whole(paths["tex"], as_latex(name, table, lines, notes, data).encode())
     tables.write(paths["csv"], as_columns(table, numbers, data))
-    header = [text.replace(" %", "\u00a0%") for text in _header(table, data)]  # no line shall begin with %
-    body = html_table(notes[0], header, lines_as_rows(lines), num_names=2)
-    section = Section("Accuracy", joined([body, *(paragraph(note) for note in notes[1:])]))
-    write_page(paths["html"], table.title, [section])
+    body = grouped_table(notes[0], _heads(table, data), [(line.name, line.source, line.texts) for line in lines])
+    name_of_section = "Accuracy on stand-ins" if data == "toy" else "Accuracy"
+    section = Section(name_of_section, joined([body, *(paragraph(note) for note in notes[1:])]))
+    write_page(paths["html"], entitled(table.title, data), [section])
     return list(paths.values())
 
 
@@ -94,7 +94,7 @@ def as_markdown(table: Table, lines: Sequence[Line], notes: Sequence[str], data:
 
     ruler = ["-" * width if place < 2 else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
     printed = [line(rows[0]), line(ruler), *map(line, rows[1:])]
-    return "\n".join([f"# {table.title}", "", *printed, "", *(f"{note}\n" for note in notes)])
+    return "\n".join([f"# {entitled(table.title, data)}", "", *printed, "", *(f"{note}\n" for note in notes)])
 
 
 def as_latex(name: str, table: Table, lines: Sequence[Line], notes: Sequence[str], data: Data) -> str:
@@ -115,7 +115,7 @@ def as_latex(name: str, table: Table, lines: Sequence[Line], notes: Sequence[str
             r"% needs \usepackage{booktabs}",
             r"\begin{table}",
             r"  \centering\scriptsize",
-            rf"  \caption{{{_latex(' '.join([f'{table.title}.', *notes]))}}}",
+            rf"  \caption{{{_latex(' '.join([f'{entitled(table.title, data)}.', *notes]))}}}",
             rf"  \label{{tab:{name}}}",
             rf"  \begin{{tabular}}{{ll{'c' * len(names)}}}",
             r"    \toprule",
@@ -151,6 +151,18 @@ def _header(table: Table, data: Data) -> list[str]:
     return ["method", "source", *(column.heading(data) for column in table.columns)]
 
 
+def _heads(table: Table, data: Data) -> list[list[Head]]:
+    """The lines above the numbers: data sets, then noise or the like if there is any, then what stands in for them."""
+    groups = Counter(column.group for column in table.columns)  # in their order, as columns of a group are together
+    stand_in = "stand-in for " if data == "toy" else ""
+    heads = [[Head(f"{stand_in}{group}", size) for group, size in groups.items()]]
+    if any(column.name for column in table.columns):
+        heads.append([Head(column.name, 1) for column in table.columns])
+    if data == "toy":
+        heads.append([Head(column.stand_in.recipe, 1) for column in table.columns])
+    return heads
+
+
 def _number(cells: Sequence[Cell], runs: Runs) -> Number:
     finished = runs.finished(cells)
 
@@ -182,6 +194,7 @@ def _record(row: Row, column: Column, printed: Printed, number: Number, data: Da
     return {
         "method": row.name,
         "column": column.title,
+        "stand_in": column.stand_in.recipe if data == "toy" else None,
         "kind": "quoted" if row.method is None else "run",
         "mean": _mean(number.final),
         "deviation": None if number.final is None else _rounded(number.final.deviation),

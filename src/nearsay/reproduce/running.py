@@ -1,8 +1,10 @@
 """From a name to files: train the runs that are missing, then write the table or figure from all that are finished."""
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from nearsay.reproduce.cells import Cell, Data, call
 from nearsay.reproduce.plans import TABLES, plan
 from nearsay.reproduce.printing import write_table
 from nearsay.reproduce.runs import Runs
+from nearsay.run import CANNOT_CREATE, RunError
 from nearsay.train import NotFinite, train
 
 
@@ -58,11 +61,13 @@ def reproduce(
     write = None if dry_run else _writer(name, trials)
     runs = Runs(folder=out / "runs", only=only)
     cells = _plan(name, data, trials, runs)
+    _check_only(name, only, cells)
     is_first = True
     while write is not None and (missing := runs.missing(cells)):
         calls = [call(cell, data) for cell in missing]
         if is_first:  # later stages learn from the same data
-            _check_data(each.experiment.data for each in calls)
+            _check_data(each for called in calls for each in _sources(called))
+            _check_place(runs.folder)
             is_first = False
         for number, (cell, called) in enumerate(zip(missing, calls, strict=True), start=1):
             if tell is not None:
@@ -124,6 +129,30 @@ def _hours(cells: list[Cell], missing: list[Cell], runs: Runs) -> float | None:
             return None
         total += sum(seconds for _, seconds in closer) / len(closer)
     return total / 3600
+
+
+def _check_only(name: str, only: str, cells: list[Cell]) -> None:
+    """See that a pattern means something; what it leaves out is not run, so a mistake in it would leave out all."""
+    if not any(fnmatchcase(cell.run, only) for cell in cells):
+        raise config.ConfigError(f"no run of {name} matches {only!r}; the names look like {cells[0].run}")
+
+
+def _check_place(folder: Path) -> None:
+    """Make the folder of runs and write into it and the one above; RunError if that cannot be, before any run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            with tempfile.TemporaryFile(dir=each):
+                pass
+    except OSError as error:
+        raise RunError(
+            f"cannot write into {folder.parent}: {error.strerror}; choose another folder with --out", CANNOT_CREATE
+        ) from error
+
+
+def _sources(called: config.Call) -> list[Dataset]:
+    experiment = called.experiment
+    return [experiment.data, *([] if experiment.second_test is None else [experiment.second_test])]
 
 
 def _check_data(data: Iterable[Dataset]) -> None:
