@@ -26,6 +26,7 @@ DOCUMENTS = [
     "docs/limits.md",
     "docs/paper.md",
     "docs/coverage.md",
+    "docs/audit.md",
 ]
 
 
@@ -136,6 +137,17 @@ def test_the_recipe_of_the_training_page_trains(tmp_path):
     path.write_text(shown, "utf-8")
     call = config.apply_overrides(config.call_recipe(str(path), ["hidden=32"]), ["epochs=6"])
     assert train(call.experiment, tmp_path / "run", origin=call.origin)["accuracy"]["test"]["final"] > 0.5
+
+
+def test_the_code_of_the_audit_page_runs(capsys):
+    [shown] = blocks(read("docs/audit.md"), "python")
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(90) % 3
+    features = torch.eye(3)[labels] + 0.1 * torch.randn(90, 3, generator=generator)
+    labels[5] = (labels[5] + 1) % 3
+    names = {"labels": labels, "features": features, "probabilities": (5 * features).softmax(dim=1)}
+    exec(shown, names)
+    assert names["suspicious"][0] == 5
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

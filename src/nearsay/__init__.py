@@ -9,6 +9,7 @@ __all__ = [
     "ELR",
     "GJS",
     "NCR",
+    "Audit",
     "Bank",
     "Batch",
     "Bootstrap",
@@ -16,9 +17,11 @@ __all__ = [
     "Labels",
     "Loss",
     "Mixup",
+    "NCRClassifier",
     "Objective",
     "Outputs",
     "Predictions",
+    "audit",
     "bootstrap",
     "cross_entropy",
     "elr",
@@ -30,8 +33,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from nearsay.auditing import Audit, audit
     from nearsay.augment import Mixup
     from nearsay.core import Batch, Labels, Loss, Objective, Outputs, Predictions, one_hot, pad
+    from nearsay.estimator import NCRClassifier
     from nearsay.objectives.bank import Bank
     from nearsay.objectives.bootstrap import Bootstrap, bootstrap
     from nearsay.objectives.cross_entropy import CrossEntropy, cross_entropy
@@ -41,8 +46,10 @@ if TYPE_CHECKING:
     from nearsay.propagation import propagate_labels
 
 _MODULES = {
+    "auditing": ("Audit", "audit"),
     "augment": ("Mixup",),
     "core": ("Batch", "Labels", "Loss", "Objective", "Outputs", "Predictions", "one_hot", "pad"),
+    "estimator": ("NCRClassifier",),
     "objectives.bank": ("Bank",),
     "objectives.bootstrap": ("Bootstrap", "bootstrap"),
     "objectives.cross_entropy": ("CrossEntropy", "cross_entropy"),

@@ -1,9 +1,11 @@
-"""Nearest neighbors by cosine similarity: inside a batch, over a bank, or in chunks over a data set."""
+"""Nearest neighbors by cosine similarity: inside a batch, over a bank, or over a data set, in chunks or by an index."""
 
+import warnings
 from collections.abc import Callable
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,9 @@ from nearsay.core import PADDING
 
 CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # enough to be fast; from there on memory is linear in the number of keys
 CHUNK_NUMBERS = 2**26  # and at most 256 MB of float32 similarities at a time
+APPROXIMATE_FROM = 200_000  # rows on a CPU: from there on an index is faster than looking at everybody
+_PROBED = 16  # cells of the index that a query looks into
+_SAMPLED = 1000  # queries that are asked exactly as well, to see what the index misses
 
 
 _precision_lock = Lock()
@@ -77,6 +82,64 @@ def nearest(
     if len(chunks) == 1:
         return chunks[0]
     return Neighbors(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+
+
+class Found(NamedTuple):
+    """The neighbors within a data set, and how many of the true ones they are."""
+
+    neighbors: Neighbors  # (N, K)
+    recall: float | None  # of an approximate search, measured on a sample; None for an exact one
+
+
+def nearest_others(directions: Tensor, k: int, *, approximate: bool | None = None) -> Found:
+    """The k nearest others of every row of (N, D), all of length 1.
+
+    `approximate=None` searches exactly, except from 200 000 rows on a CPU on, where it asks an index of faiss.
+    """
+    if approximate is None:
+        approximate = directions.device.type == "cpu" and len(directions) >= APPROXIMATE_FROM
+    if not approximate:
+        return Found(nearest(directions, directions, k, None), None)
+    neighbors = _ask_index(directions, k)
+    sample = torch.linspace(0, len(directions) - 1, min(_SAMPLED, len(directions))).long().to(directions.device)
+    names = torch.arange(len(directions), device=directions.device)
+    exact = nearest(directions[sample], directions, k, Identity(sample, names))
+    is_there = exact.similarities > 0
+    is_found = (exact.positions[:, :, None] == neighbors.positions[sample][:, None, :]).any(dim=2)
+    return Found(neighbors, (is_found & is_there).sum().item() / max(1, int(is_there.sum())))
+
+
+def _ask_index(directions: Tensor, k: int) -> Neighbors:
+    """What an inverted file of half precision finds; a place where nobody was found has similarity 0."""
+    faiss, rows = _faiss(), np.ascontiguousarray(directions.detach().cpu().float().numpy())
+    num_rows, width = rows.shape
+    num_cells = max(1, min(round(2 * num_rows**0.5), num_rows // 40))  # faiss wants 39 rows for each to learn from
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index = faiss.index_factory(width, f"IVF{num_cells},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index.train(rows[:: max(1, num_rows // (50 * num_cells))])
+    index.add(rows)
+    index.nprobe = _PROBED
+    k = min(k, num_rows)  # as the exact search does
+    found, positions = index.search(rows, k + 1)
+    similarities, positions = torch.from_numpy(found), torch.from_numpy(positions)
+    is_nobody = (positions < 0) | (positions == torch.arange(num_rows)[:, None]) | (similarities <= 0)
+    similarities = similarities.masked_fill(is_nobody, 0).clamp(max=1)  # half precision may pass 1
+    best = similarities.topk(k, dim=1)
+    chosen = positions.clamp(min=0).gather(1, best.indices)
+    return Neighbors(best.values.to(directions.device), chosen.to(directions.device))
+
+
+def _faiss() -> Any:  # a module without types
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of the generator of its bindings
+            import faiss  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise ImportError(
+            f'neighbors among {APPROXIMATE_FROM} rows or more need faiss: pip install "nearsay[audit]", or ask with '
+            "approximate=False, which takes longer"
+        ) from error
+    return faiss
 
 
 def cosines(queries: Tensor, keys: Tensor) -> Tensor:

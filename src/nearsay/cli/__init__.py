@@ -17,9 +17,10 @@ import typer
 from typer.main import get_command
 
 from nearsay import __version__
+from nearsay.cli.auditing import audit, clean
 from nearsay.cli.options import Json, Out, Quiet, Recipe, check_device, print_json
 from nearsay.cli.paper import check, propagate, reproduce
-from nearsay.cli.reading import compare, evaluate, predict
+from nearsay.cli.reading import compare, evaluate, export, predict
 from nearsay.cli.starting import demo, doctor, get, recipes
 from nearsay.cli.sweeping import sweep
 from nearsay.config import Call, apply_overrides, call_recipe, to_tree
@@ -112,7 +113,21 @@ def _print_plan(call: Call, *, as_json: bool) -> None:
 data = typer.Typer(help="Fetch public data sets, or see whether one is whole.", rich_markup_mode=None)
 data.command()(get)
 data.command()(check)
-for verb in (train, sweep, evaluate, predict, compare, reproduce, propagate, recipes, doctor, demo):
+for verb in (
+    train,
+    sweep,
+    evaluate,
+    predict,
+    compare,
+    audit,
+    clean,
+    export,
+    reproduce,
+    propagate,
+    recipes,
+    doctor,
+    demo,
+):
     app.command()(verb)
 app.add_typer(data, name="data")
 

@@ -1,4 +1,4 @@
-"""Verbs that read run folders: evaluate, predict and compare."""
+"""Verbs that read run folders: evaluate, predict, compare and export."""
 
 import csv
 import sys
@@ -117,3 +117,25 @@ def compare(
     print_table(make_table(*command.comparison_cells(groups, chosen)))
     if html is not None:
         print(f"Curves are in {html}.")
+
+
+class Format(StrEnum):
+    """What a network can be written as."""
+
+    SAFETENSORS = "safetensors"
+    ONNX = "onnx"
+    TORCH_EXPORT = "torch-export"
+
+
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write the model and its card to.", metavar="DIR")],
+    format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.SAFETENSORS,
+) -> None:
+    """Write the network of a run for other programs.
+
+    ONNX and torch-export take images as bytes and normalize them inside, so that this cannot be forgotten.
+    """
+    from nearsay.export import export_run  # noqa: PLC0415  # brings torch
+
+    print(f"The model is in {export_run(run, out, format=format.value)}, with a card beside it.")

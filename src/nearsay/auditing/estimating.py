@@ -1,0 +1,123 @@
+"""How many labels are wrong, which classes they are confused with, and how sure one may be of that."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IS_SPLIT = 0.7  # share of the variance between two halves; 0.64 for one bell, 0.75 for a flat line
+_NORMAL = 1.959964  # 95 % of a bell curve lie within as many deviations
+_MOST_FITTED = 20_000  # values that a mixture is fitted to
+
+
+class NoiseRate(NamedTuple):
+    """The estimated share of wrong labels among the labeled, with a 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class Halves(NamedTuple):
+    """The best cut of numbers into low and high ones (Otsu 1979)."""
+
+    threshold: float  # the largest of the low ones
+    explained: float  # share of the variance that lies between the halves
+
+
+def cut(values: Tensor) -> Halves:
+    """The cut with the largest variance between the halves; NaN is left out, and equals explain nothing."""
+    ordered = values[~values.isnan()].double().sort().values
+    if len(ordered) < 2 or ordered[0] == ordered[-1]:
+        return Halves(ordered[-1].item() if len(ordered) else math.nan, 0.0)
+    num_low = torch.arange(1, len(ordered), dtype=torch.float64)
+    num_high = len(ordered) - num_low
+    sums = (ordered - ordered.mean()).cumsum(dim=0)[:-1]
+    between = sums.square() * len(ordered) / (num_low * num_high)  # the mean of all is 0
+    place = int(between.argmax())
+    total = (ordered - ordered.mean()).square().sum()
+    return Halves(ordered[place].item(), (between[place] / total).item())
+
+
+def mixture_share(values: Tensor) -> float:
+    """The share of the lower of two bell curves fitted to the values, NaN left out."""
+    ordered = values[~values.isnan()].double().sort().values
+    if len(ordered) < 2 or ordered[0] == ordered[-1]:
+        return 0.0
+    sample = ordered[:: max(1, len(ordered) // _MOST_FITTED), None]  # (n, 1)
+    means = torch.quantile(sample[:, 0], torch.tensor([0.1, 0.9], dtype=torch.float64))
+    spread = sample.std()
+    deviations, shares = spread.repeat(2) / 2, torch.full((2,), 0.5, dtype=torch.float64)
+    for _ in range(100):
+        likelihoods = shares.log() - deviations.log() - ((sample - means) / deviations).square() / 2
+        weights = likelihoods.softmax(dim=1)  # (n, 2)
+        sizes = weights.sum(dim=0).clamp(min=1e-9)
+        shares = sizes / len(sample)
+        means = (weights * sample).sum(dim=0) / sizes
+        deviations = ((weights * (sample - means).square()).sum(dim=0) / sizes).sqrt().clamp(min=1e-3 * spread)
+    return shares[int(means.argmin())].item()
+
+
+def wilson(share: float, num: int) -> tuple[float, float]:
+    """The 95 % interval of a share that was counted among `num`."""
+    if not num:
+        return 0.0, 1.0
+    square = _NORMAL**2
+    center = (share + square / (2 * num)) / (1 + square / num)
+    half = _NORMAL * math.sqrt(share * (1 - share) / num + square / (4 * num**2)) / (1 + square / num)
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def pooled(estimate: float, others: list[float], num: int) -> NoiseRate:
+    """The estimate, with the interval that holds those of all ways to estimate it, as counts do not show bias."""
+    limits = [wilson(min(1.0, max(0.0, share)), num) for share in (estimate, *others)]
+    return NoiseRate(estimate, min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def falling(scores: Tensor, values: Tensor) -> Tensor:
+    """(N,) the values, smoothed so that they never rise with the score; where there is no score, NaN.
+
+    The least squares fit of a decreasing function, by pooling adjacent violators; equal scores get equal values.
+    """
+    found = torch.full_like(scores, torch.nan, dtype=torch.float64)
+    known = ~scores.isnan()
+    if not known.any():
+        return found
+    _, which, counts = np.unique(scores[known].numpy(), return_inverse=True, return_counts=True)
+    sums = np.bincount(which, weights=values[known].double().numpy())
+    blocks: list[tuple[float, int, int]] = []  # sum, examples, scores
+    for total, count in zip(sums.tolist(), counts.tolist(), strict=True):
+        block = (total, count, 1)
+        while blocks and blocks[-1][0] * block[1] <= block[0] * blocks[-1][1]:  # the mean before is not larger
+            before = blocks.pop()
+            block = (before[0] + block[0], before[1] + block[1], before[2] + block[2])
+        blocks.append(block)
+    levels = np.repeat([total / count for total, count, _ in blocks], [width for _, _, width in blocks])
+    found[known] = torch.from_numpy(levels[which])
+    return found
+
+
+def bent(doubts: Tensor, mean: float) -> Tensor:
+    """The doubts (from 0 to 1) to the power that brings their mean to `mean`, as far as any power does."""
+    known = doubts[~doubts.isnan()]
+    if not len(known) or not known.any():
+        return doubts
+    low, high = 0.05, 20.0
+    for _ in range(60):
+        power = (low + high) / 2
+        low, high = (power, high) if known.pow(power).mean() > mean else (low, power)
+    return doubts.pow((low + high) / 2)
+
+
+def noise_matrix(given: Tensor, suggested: Tensor, num_classes: int) -> Tensor:
+    """(C, C) float64 shares of the given labels (columns) among the examples that seem to be of a class (rows).
+
+    A class that no example seems to be of is taken to be labeled right.
+    """
+    kept = (given >= 0) & (suggested >= 0)
+    counts = torch.bincount(suggested[kept] * num_classes + given[kept], minlength=num_classes**2)
+    counts = counts.reshape(num_classes, num_classes).double()
+    sizes = counts.sum(dim=1, keepdim=True)
+    return (counts / sizes.clamp(min=1)).where(sizes > 0, torch.eye(num_classes, dtype=torch.float64))

@@ -1,0 +1,104 @@
+"""What the features say: who is near whom, who is the same picture twice, who is far from everybody."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nearsay.neighbors import nearest_others, normalize
+
+DUPLICATE = 0.2  # as far apart as that share of the distance to the k-th neighbor, at most: the same picture
+_IDENTICAL = 1e-6  # apart: the same row, whatever the others are
+_CHUNK = 2**24  # numbers held at a time
+_NOBODY = 2**0.5  # how far away somebody is of whom nothing is known but that he is not near
+
+
+class Evidence(NamedTuple):
+    """The k nearest of every example, the nearest first; a similarity of 0 means that nobody stands there."""
+
+    positions: Tensor  # (N, K) int64
+    similarities: Tensor  # (N, K) float32, cosines from 0 to 1
+    distances: Tensor  # (N, K) between features of length 1; √2 where nobody stands
+    groups: Tensor  # (N,) int64 number of the group of near-duplicates, −1 for an example that is the only one
+    recall: float | None  # of an approximate search
+
+
+def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evidence:
+    """Search the (N, D) features, on the device where they are; the evidence is on the CPU."""
+    directions, _ = normalize(features)
+    (similarities, positions), recall = nearest_others(directions, k, approximate=approximate)
+    distances = _distances(directions, positions)
+    similarities, positions, distances = (each.cpu() for each in (similarities, positions, distances))
+    order = positions.argsort(dim=1)  # of equals the first comes first
+    order = order.gather(1, similarities.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    similarities, positions, distances = (each.gather(1, order) for each in (similarities, positions, distances))
+    distances = distances.where(similarities > 0, _NOBODY)
+    groups = duplicate_groups(positions, similarities, distances)
+    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall)
+
+
+def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor) -> Tensor:
+    """(N,) number of the group that near-duplicates form, in the order of their first members; −1 for the others.
+
+    Two are near-duplicates if they are far nearer to each other than each is to its k-th neighbor; a group is all
+    that hang together.
+    """
+    scale = distances[:, -1]  # (N,) how far away the others are
+    reach = DUPLICATE * torch.minimum(scale[:, None], scale[positions])
+    is_edge = (similarities > 0) & (distances <= reach.clamp(min=_IDENTICAL))
+    rows, columns = is_edge.nonzero()[:, 0], positions[is_edge]
+    names = torch.arange(len(positions))
+    while True:
+        lowest = torch.minimum(names[rows], names[columns])
+        new = names.scatter_reduce(0, rows, lowest, "amin").scatter_reduce(0, columns, lowest, "amin")
+        new = new[new]
+        if torch.equal(new, names):
+            break
+        names = new
+    _, which, sizes = torch.unique(names, return_inverse=True, return_counts=True)
+    numbers = (sizes > 1).long().cumsum(dim=0) - 1
+    return torch.where(sizes > 1, numbers, -1)[which]
+
+
+def votes(evidence: Evidence, labels: Tensor, is_voter: Tensor, num_classes: int) -> Tensor:
+    """(N, C) shares of the similarities of the neighbors that vote for each class; zeros where nobody votes.
+
+    A near-duplicate of the example itself has no vote, and those of each other share one.
+    """
+    weights = evidence.similarities * (is_voter & (labels >= 0))[evidence.positions]
+    weights = weights * _own_share(evidence)
+    tally = weights.new_zeros(len(weights), num_classes)
+    tally.scatter_add_(1, labels.clamp(min=0)[evidence.positions], weights)
+    return tally / tally.sum(dim=1, keepdim=True).clamp(min=torch.finfo(tally.dtype).tiny)
+
+
+def closeness(evidence: Evidence) -> Tensor:
+    """(N,) from 0 to 1: the typical distance to the neighbors over one's own, low for whom nobody is near."""
+    mean = evidence.distances.mean(dim=1)
+    return (mean.median() / mean.clamp(min=torch.finfo(mean.dtype).tiny)).clamp(max=1).where(mean > 0, 1.0)
+
+
+def _own_share(evidence: Evidence) -> Tensor:
+    """(N, K) what a neighbor's vote counts beside its near-duplicates in the same list."""
+    groups = evidence.groups[evidence.positions]  # (N, K)
+    share = torch.ones_like(evidence.similarities)
+    rows = (groups >= 0).any(dim=1).nonzero()[:, 0]
+    width = evidence.positions.shape[1]
+    for some in torch.split(rows, max(1, _CHUNK // width**2)):
+        among = groups[some]
+        is_group = (among >= 0) & (evidence.similarities[some] > 0)
+        is_same = (among[:, :, None] == among[:, None, :]) & is_group[:, None, :]
+        is_own = among == evidence.groups[some][:, None]
+        counted = is_same.sum(dim=2).clamp(min=1).reciprocal().where(is_group, 1.0)
+        share[some] = counted.masked_fill(is_group & is_own, 0.0)
+    return share
+
+
+def _distances(directions: Tensor, positions: Tensor) -> Tensor:
+    """(N, K) by differences: of two that are nearly the same, the cosine knows only that it is nearly 1."""
+    found = directions.new_empty(positions.shape)
+    rows = max(1, _CHUNK // (positions.shape[1] * directions.shape[1]))
+    for start in range(0, len(positions), rows):
+        chosen = slice(start, start + rows)
+        found[chosen] = torch.linalg.vector_norm(directions[chosen, None] - directions[positions[chosen]], dim=2)
+    return found

@@ -1,0 +1,168 @@
+"""A user's own arrays, read and checked once before anything is computed from them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SUM_TOLERANCE = 1e-2  # of a row of probabilities: half precision must pass, logits must not
+
+
+class Dynamics(NamedTuple):
+    """What training showed of each example; NaN for one that was never trained on."""
+
+    confidence: Tensor  # (N,) mean probability of the given label
+    margin: Tensor  # (N,) mean logit of the given label less the largest other
+
+
+class Inputs(NamedTuple):
+    """What is known of N examples."""
+
+    labels: Tensor  # (N,) int64; −1 where unlabeled
+    classes: tuple[str, ...]
+    probabilities: Tensor | None  # (N, C) float32 on the CPU
+    features: Tensor | None  # (N, D) floating point, where the user has it
+    dynamics: Dynamics | None
+
+
+def read_inputs(
+    labels: Any, probabilities: Any, features: Any, dynamics: Mapping[str, Any] | None, classes: Sequence[str] | None
+) -> Inputs:
+    """The arrays as tensors; Any, since they may be of numpy, torch, pandas or lists. ValueError says what is odd."""
+    if probabilities is None and features is None and dynamics is None:
+        raise ValueError("labels alone say nothing of themselves; give probabilities, features or dynamics as well")
+    beliefs = None if probabilities is None else _probabilities(probabilities)
+    width = None if beliefs is None else beliefs.shape[1]
+    given, names = _labels(labels, None if classes is None else tuple(classes), width)
+    if width is not None and width != len(names):
+        raise ValueError(
+            f"probabilities have {width} columns but there are {len(names)} classes ({_few(names)}); name the class of "
+            "each column with classes="
+        )
+    points = None if features is None else _features(features)
+    seen = None if dynamics is None else _dynamics(dynamics)
+    for name, rows in (("probabilities", beliefs), ("features", points), ("dynamics", None if not seen else seen[0])):
+        if rows is not None and len(rows) != len(given):
+            raise ValueError(f"{len(given)} labels but {len(rows)} rows of {name}; there must be as many")
+    return Inputs(given, names, beliefs, points, seen)
+
+
+def _labels(labels: Any, classes: tuple[str, ...] | None, width: int | None) -> tuple[Tensor, tuple[str, ...]]:
+    """(N,) class numbers, −1 for unlabeled, and the names of the classes."""
+    if classes is not None and (not classes or len(set(classes)) < len(classes)):
+        raise ValueError(f"classes ({_few(classes)}) must be at least one name, and no name twice")
+    cells = _array(labels)
+    if cells.ndim != 1 or not len(cells):
+        raise ValueError(f"labels of shape {cells.shape} must be a vector (N,) with at least one of them")
+    if cells.dtype.kind in "iu":
+        numbers = cells.astype(np.int64)
+    elif cells.dtype.kind in "OU":
+        known = [None if _is_missing(cell) else cell for cell in cells.tolist()]
+        if any(isinstance(cell, str) for cell in known):
+            return _named(known, classes)
+        if odd := [cell for cell in known if cell is not None and (isinstance(cell, bool) or not _is_whole(cell))]:
+            raise ValueError(f"label {odd[0]!r} is neither a class number nor a name; write -1 or None for unlabeled")
+        numbers = np.array([-1 if cell is None else int(cell) for cell in known], dtype=np.int64)
+    else:
+        raise ValueError(f"labels of {cells.dtype} must be whole class numbers or names; convert them with astype(int)")
+    num_classes = len(classes) if classes is not None else width or max(1, int(numbers.max()) + 1)
+    outside = numbers[(numbers < -1) | (numbers >= num_classes)]
+    if len(outside):
+        raise ValueError(
+            f"labels hold {outside[0]}, but with {num_classes} classes they must be 0 to {num_classes - 1}, or -1 for "
+            "unlabeled"
+        )
+    return torch.from_numpy(numbers), classes or tuple(map(str, range(num_classes)))
+
+
+def _named(labels: list[Any], classes: tuple[str, ...] | None) -> tuple[Tensor, tuple[str, ...]]:
+    if odd := [label for label in labels if label is not None and not isinstance(label, str)]:
+        raise ValueError(f"label {odd[0]!r} is no name, but others are; write all of them as text, or None")
+    names = classes if classes is not None else tuple(sorted(set(labels) - {None}))
+    numbers: dict[Any, int] = {name: number for number, name in enumerate(names)} | {None: -1}
+    if unknown := [label for label in labels if label not in numbers]:
+        raise ValueError(f"label {unknown[0]!r} is none of the classes {_few(names)}; add it to classes=")
+    return torch.tensor([numbers[label] for label in labels]), names
+
+
+def _probabilities(values: Any) -> Tensor:
+    rows = _floating("probabilities", values, "C").float().cpu()
+    is_wrong = ~((rows >= 0).all(dim=1) & ((rows.sum(dim=1) - 1).abs() <= _SUM_TOLERANCE))  # true for NaN as well
+    if is_wrong.any():
+        row = int(is_wrong.nonzero()[0])
+        raise ValueError(
+            f"row {row} of probabilities begins with {[round(each, 4) for each in rows[row, :3].tolist()]} and sums to "
+            f"{rows[row].sum().item():.4g}; rows must be distributions, which softmax makes of logits"
+        )
+    return rows
+
+
+def _features(values: Any) -> Tensor:
+    rows = _floating("features", values, "D")
+    if not rows.isfinite().all():
+        row = int((~rows.isfinite()).any(dim=1).nonzero()[0])
+        raise ValueError(f"features hold NaN or infinity, first in row {row}; leave such examples out")
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+
+
+def _dynamics(values: Mapping[str, Any]) -> Dynamics:
+    missing = [name for name in ("confidence", "margin") if name not in values]
+    if missing:
+        raise ValueError(f"dynamics have {_few(list(values))} but no {missing[0]!r}; give confidence and margin")
+    confidence, margin = (torch.as_tensor(_array(values[name]).astype(np.float32)) for name in ("confidence", "margin"))
+    shapes = {tuple(each.shape) for each in (confidence, margin)}
+    count = torch.as_tensor(_array(values["count"])) if "count" in values else torch.ones_like(confidence)
+    if len(shapes | {tuple(count.shape)}) > 1 or confidence.ndim != 1:
+        raise ValueError(f"dynamics of shapes {sorted(shapes | {tuple(count.shape)})} must all be (N,)")
+    never = (count <= 0) | confidence.isnan() | margin.isnan()
+    outside = confidence[~never & ~((confidence >= 0) & (confidence <= 1 + 1e-4))]
+    if len(outside):
+        raise ValueError(f"dynamics hold a confidence of {outside[0].item():g}; it must be a probability from 0 to 1")
+    return Dynamics(confidence.clamp(max=1).masked_fill(never, torch.nan), margin.masked_fill(never, torch.nan))
+
+
+def _floating(name: str, values: Any, width: str) -> Tensor:
+    rows = values.detach() if isinstance(values, Tensor) else torch.as_tensor(_numbers(name, values))
+    if rows.ndim != 2 or not rows.is_floating_point() or 0 in rows.shape:
+        raise ValueError(
+            f"{name} of shape {tuple(rows.shape)} and {rows.dtype} must be a floating-point matrix (N, {width}) with "
+            "at least one row and column"
+        )
+    return rows
+
+
+def _numbers(name: str, values: Any) -> Any:  # an array that torch can take
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{name} of {array.dtype} must be floating-point numbers")
+    return np.array(array)  # torch warns of arrays that may not be written to
+
+
+def _array(values: Any) -> Any:  # an array of whatever the user has
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    try:
+        return np.asarray(values) if hasattr(values, "__array__") else _from_list(values)
+    except ValueError as error:
+        raise ValueError(f"labels of type {type(values).__name__} are no vector ({error}); give one of each") from error
+
+
+def _from_list(values: Any) -> Any:
+    """An array of a list, without turning numbers into text where both occur."""
+    cells = np.asarray(values, dtype=object)
+    kinds = {type(cell) for cell in cells.reshape(-1)}
+    return cells.astype(np.int64) if kinds == {int} else np.asarray(values) if kinds <= {float} else cells
+
+
+def _is_missing(cell: object) -> bool:
+    return cell is None or (isinstance(cell, float) and cell != cell) or type(cell).__name__ in ("NAType", "NaTType")
+
+
+def _is_whole(cell: Any) -> bool:
+    return isinstance(cell, int | np.integer) or (isinstance(cell, float) and cell.is_integer())
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")

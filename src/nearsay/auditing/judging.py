@@ -1,0 +1,214 @@
+"""Labels judged by all that is known of them: give what you have, get what can be said.
+
+The score of a label is the mean of two numbers from 0 to 1, or the one of them that there is:
+
+- what training showed: the mean of the label's mean probability and of the logistic of its mean margin, over training;
+- what the finished state shows: the mean margin, over the views that there are, between the label and the best other
+  class. The views are the probabilities, the vote of the k nearest, and label propagation. In the last two only those
+  labels count that a first round, with the vote of everybody, found trustworthy.
+
+How likely a label is wrong follows from its score: the share of views that disagree with it, smoothed so that it falls
+with the score and bent so that its mean is the estimated noise rate. Where the mean margins over training fall into
+two heaps, that rate is the mean of two sizes of the lower one: below the best cut, which misses the wrong labels that
+were learned, and as a bell curve beside another, which takes hard examples for wrong ones, but at least the former.
+Otherwise it is the share that the views together reject, which is too low if they were learned from the labels.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nearsay.auditing import estimating
+from nearsay.auditing.estimating import NoiseRate
+from nearsay.auditing.evidence import Evidence, closeness, gather_evidence, votes
+from nearsay.auditing.inputs import Dynamics, Inputs, read_inputs
+from nearsay.auditing.result import Audit, Suggested
+from nearsay.core import check_whole
+from nearsay.propagation import propagate_labels
+
+_LEAST = 0.01  # what a view says at least of any class, as none of them is that sure
+
+
+class _Beliefs(NamedTuple):
+    """What each view says of the true classes: (N, C) distributions by name, zeros where it says nothing."""
+
+    views: dict[str, Tensor]
+    margins: dict[str, Tensor]  # (N,) of the given label over the best other, from 0 to 1; NaN where unknown
+
+
+@torch.no_grad()
+def audit(
+    labels: Any,
+    *,
+    probabilities: Any = None,
+    features: Any = None,
+    dynamics: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
+    k: int = 20,
+    approximate: bool | None = None,
+) -> Audit:
+    """Say which labels to distrust; arrays may be of numpy or torch, or lists.
+
+    Args:
+        labels: (N,) class numbers with −1 for unlabeled, or names with None for unlabeled.
+        probabilities: (N, C) distributions, best of a network that has not seen the example; the columns are the
+            classes in the order of `classes`, by default sorted.
+        features: (N, D) by which neighbors are found. Tensors on an accelerator are searched there.
+        dynamics: (N,) arrays `confidence` and `margin`, means over training of the probability of the given label and
+            of its logit less the largest other; `count`, if there, is 0 for an example that was not trained on.
+        classes: names of the classes, by default those that occur, sorted.
+        k: neighbors that are asked.
+        approximate: whether to find neighbors by an index; by default from 200 000 rows on a CPU.
+
+    Raises:
+        ValueError: for arrays that cannot be meant; the message says which and what would work.
+    """
+    check_whole("k", k, 1)
+    inputs = read_inputs(labels, probabilities, features, dynamics, classes)
+    evidence = None if inputs.features is None else gather_evidence(inputs.features, k, approximate)
+    in_training = None if inputs.dynamics is None else _in_training(inputs)
+    everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool), k, first=True)
+    first = _combined(in_training, everybody, inputs.labels)
+    beliefs = _beliefs(inputs, evidence, _is_trusted(first), k, first=False) if evidence is not None else everybody
+    scores = _combined(in_training, beliefs, inputs.labels)
+    rate = _noise_rate(inputs, scores, beliefs)
+    doubts = _doubts(inputs, scores, beliefs, rate.estimate)
+    suggested = _suggested(inputs, beliefs, doubts)
+    matrix = estimating.noise_matrix(inputs.labels, suggested.labels, len(inputs.classes)) if beliefs.views else None
+    parts = dict(beliefs.margins) if in_training is None else {**beliefs.margins, "training": in_training}
+    return Audit(
+        given=inputs.labels,
+        classes=inputs.classes,
+        scores=scores,
+        parts=parts,
+        right=1 - doubts,
+        suggested=suggested,
+        is_issue=(inputs.labels >= 0) & (suggested.labels != inputs.labels),
+        evidence=evidence,
+        ood_scores=_ood_scores(inputs, evidence),
+        noise_rate=rate,
+        noise_matrix=matrix,
+    )
+
+
+def margin(beliefs: Tensor, labels: Tensor) -> Tensor:
+    """(N,) half of 1 + belief in the label − in the best other class; NaN where unlabeled or nothing is believed."""
+    own = beliefs.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    other = beliefs.scatter(1, labels.clamp(min=0)[:, None], 0.0).amax(dim=1)
+    return ((1 + own - other) / 2).where((labels >= 0) & (beliefs.sum(dim=1) > 0), torch.nan).clamp(0, 1)
+
+
+def _in_training(inputs: Inputs) -> Tensor:
+    """(N,) from 0 to 1; NaN where unlabeled or never trained on."""
+    assert inputs.dynamics is not None
+    confidence, mean_margin = inputs.dynamics
+    return ((confidence + mean_margin.sigmoid()) / 2).where(inputs.labels >= 0, torch.nan)
+
+
+def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, k: int, *, first: bool) -> _Beliefs:
+    views = {} if inputs.probabilities is None else {"probabilities": inputs.probabilities}
+    if evidence is not None:
+        num_classes = len(inputs.classes)
+        views["neighbors"] = votes(evidence, inputs.labels, is_voter, num_classes)
+        trusted = inputs.labels.where(is_voter, -1)
+        # Propagation searches exactly, which is too slow where the neighbors were not found in that way.
+        if not first and evidence.recall is None and (trusted >= 0).any():
+            assert inputs.features is not None
+            scores = propagate_labels(inputs.features, trusted.to(inputs.features.device), num_classes, k=k).cpu()
+            views["propagation"] = (scores / scores.sum(dim=1, keepdim=True).clamp(min=1e-30)).float()
+    return _Beliefs(views, {name: margin(view, inputs.labels) for name, view in views.items()})
+
+
+def _combined(in_training: Tensor | None, beliefs: _Beliefs, labels: Tensor) -> Tensor:
+    """(N,) scores: the mean of what training and what the views show; ½ where nothing is known, NaN where unlabeled."""
+    halves = [] if in_training is None else [in_training.float()]
+    if beliefs.margins:
+        halves.append(torch.stack(list(beliefs.margins.values())).float().nanmean(dim=0))
+    return torch.stack(halves).nanmean(dim=0).nan_to_num(0.5).where(labels >= 0, torch.nan)
+
+
+def _is_trusted(scores: Tensor) -> Tensor:
+    threshold, explained = estimating.cut(scores)
+    return scores > (threshold if explained >= estimating.IS_SPLIT else 0.5)
+
+
+def _training_cut(dynamics: Dynamics, labels: Tensor) -> float | None:
+    """Where the margins over training of wrong labels end, None unless they fall into two heaps."""
+    halves = estimating.cut(dynamics.margin.where(labels >= 0, torch.nan))
+    return halves.threshold if halves.explained >= estimating.IS_SPLIT else None
+
+
+def _noise_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
+    is_labeled = inputs.labels >= 0
+    num = int(is_labeled.sum())
+    if not num:
+        return NoiseRate(math.nan, 0.0, 1.0)
+    rejected = low = (scores < 0.5)[is_labeled].double().mean().item()
+    if beliefs.views:
+        mean = torch.stack(list(beliefs.views.values())).mean(dim=0)  # (N, C)
+        is_rejected = (mean.argmax(dim=1) != inputs.labels) & (mean.sum(dim=1) > 0)
+        rejected = is_rejected[is_labeled].double().mean().item()
+    threshold = None if inputs.dynamics is None else _training_cut(inputs.dynamics, inputs.labels)
+    if inputs.dynamics is None:
+        return estimating.pooled(rejected, [low], num)
+    if threshold is None:  # wrong labels may have been learned, and the upper limit must hold them
+        halves = estimating.cut(scores)
+        below = (scores <= halves.threshold).sum().item() / num if halves.explained >= estimating.IS_SPLIT else low
+        return estimating.pooled(rejected, [low, below], num)
+    seen = inputs.dynamics.margin.where(is_labeled, torch.nan)
+    below = (seen <= threshold).sum().item() / max(1, int((~seen.isnan()).sum()))
+    lower = estimating.mixture_share(seen)
+    return estimating.pooled((below + max(below, lower)) / 2, [below, lower, rejected, low], num)
+
+
+def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, rate: float) -> Tensor:
+    """(N,) float64 how likely each label is wrong; NaN where unlabeled."""
+    opinions = []
+    for view in beliefs.views.values():
+        is_against = (view.argmax(dim=1) != inputs.labels).float()
+        opinions.append(is_against.where(view.sum(dim=1) > 0, torch.nan))
+    if inputs.dynamics is not None:
+        threshold = _training_cut(inputs.dynamics, inputs.labels)
+        seen = inputs.dynamics.margin
+        is_against = (seen <= (threshold if threshold is not None else 0.0)).float()
+        opinions.append(is_against.where(~seen.isnan(), torch.nan))
+    disagreement = torch.stack(opinions).nanmean(dim=0).nan_to_num(0.5)
+    return estimating.bent(estimating.falling(scores, disagreement), rate)
+
+
+def _product(views: Iterable[Tensor]) -> Tensor:
+    """(N, C) float64 what the views say together, taken as independent; all ones where they are silent."""
+    product = torch.ones((), dtype=torch.float64)
+    for view in views:
+        speaks = view.sum(dim=1, keepdim=True) > 0
+        product = product * view.double().clamp(min=_LEAST).where(speaks, 1.0)
+    return product
+
+
+def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
+    """The likeliest class of each example: its label as far as that is right, else what the views say together."""
+    labels, is_labeled = inputs.labels, inputs.labels >= 0
+    if not beliefs.views:  # it is known who is wrong, but not what is right
+        is_kept = is_labeled & (doubts <= 0.5)
+        sure = (1 - doubts).where(is_kept, torch.nan)
+        return Suggested(labels.where(is_kept, -1), sure.float())
+    belief = _product(beliefs.views.values())
+    own = labels.clamp(min=0)[:, None]
+    others = belief.scatter(1, own, 0.0)
+    others = others / others.sum(dim=1, keepdim=True).clamp(min=1e-30)
+    judged = (others * doubts[:, None]).scatter(1, own, (1 - doubts)[:, None])
+    free = belief / belief.sum(dim=1, keepdim=True)
+    sure, best = judged.where(is_labeled[:, None], free).max(dim=1)
+    is_silent = torch.stack([view.sum(dim=1) == 0 for view in beliefs.views.values()]).all(dim=0)
+    best = best.where(~(is_silent & (best != labels)), -1)
+    return Suggested(best, sure.where(best >= 0, torch.nan).float())
+
+
+def _ood_scores(inputs: Inputs, evidence: Evidence | None) -> Tensor | None:
+    """(N,) from 0 to 1, low for what is like nothing else: by neighbors, or else by the largest probability."""
+    if evidence is not None:
+        return closeness(evidence).float()
+    return None if inputs.probabilities is None else inputs.probabilities.amax(dim=1).clamp(max=1)

@@ -1,0 +1,84 @@
+"""Verbs about labels to distrust: audit and clean."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearsay.cli.options import Device, Json, Run, print_json
+from nearsay.config import ConfigError
+from nearsay.progress import make_table, percent, print_table
+
+
+def audit(
+    run: Run,
+    k: Annotated[int, typer.Option("--k", help="Neighbors to ask about each label.", min=1)] = 20,
+    show: Annotated[int, typer.Option("--show", help="Suspicious labels to print.", min=0)] = 10,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Write audit.parquet too.")] = False,
+    spreadsheet: Annotated[
+        bool, typer.Option("--spreadsheet", help="Write a CSV too in which no cell is taken for a formula.")
+    ] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Rank the labels of a run by how much to distrust them.
+
+    Takes seconds: it reads what training has kept of each example. Writes audit.csv (the lowest label_score is the most
+    suspicious, with the neighbors as evidence) and audit.json.
+    """
+    from nearsay.commands.audit import audit_run  # noqa: PLC0415  # brings torch
+
+    found = audit_run(run, k=k, device=device, parquet=parquet, spreadsheet=spreadsheet)
+    if as_json:
+        print_json(found.summary)
+        return
+    rate = found.audit.noise_rate
+    columns = found.audit.to_columns(found.indices.tolist())
+    order = found.audit.order()[:show].tolist()
+    shown = ("index", "given_label", "predicted_label", "label_score")
+    rows = [[_told(columns[name][row]) for name in shown] for row in order]
+    if rows:
+        print_table(make_table([name.replace("_", " ") for name in shown], rows))
+    num_issues = int(found.audit.is_issue.sum())
+    span = f"{percent(rate.estimate)} (95 % interval {percent(rate.low)} to {percent(rate.high)})"
+    print(f"{num_issues:,} of {len(found.indices):,} labels seem wrong; about {span} of all are.")
+    print(f"The whole list is in {found.files[0]}; nearsay clean {run} makes labels of it that can be trained on.")
+
+
+def clean(
+    run: Run,
+    relabel_above: Annotated[
+        float, typer.Option("--relabel-above", help="Take a suggestion that is at least as likely as this.")
+    ] = 0.95,
+    drop_below: Annotated[
+        float, typer.Option("--drop-below", help="Take away a suspicious label whose score is below this.")
+    ] = 0.5,
+    corrections: Annotated[
+        Path | None,
+        typer.Option("--corrections", help="A table of index and label that has the last word.", exists=True),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the labels of an audited run anew, to train on.
+
+    Nothing of yours is changed: the new labels are in cleaned.npz and, for images, in the manifest cleaned.csv, with
+    lists of what was relabeled, dropped or left to be reviewed.
+    """
+    for name, value in (("--relabel-above", relabel_above), ("--drop-below", drop_below)):
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{name} {value} must be a number from 0 to 1")
+    from nearsay.commands.audit import clean_run  # noqa: PLC0415  # brings torch
+
+    done = clean_run(run, relabel_above=relabel_above, drop_below=drop_below, corrections=corrections)
+    counts = {name: len(getattr(done, name)) for name in ("relabeled", "dropped", "review")}
+    if as_json:
+        print_json({**counts, "files": [str(path) for path in done.files]})
+        return
+    print(
+        f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
+    )
+    print(f"Train on them with --set relabeled={run / 'cleaned.npz'}")
+
+
+def _told(cell: object) -> str:
+    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,495 @@
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.isotonic import IsotonicRegression
+
+from nearsay import metrics, neighbors
+from nearsay.auditing import audit, estimating, evidence, inputs, judging
+from nearsay.core import Labels
+from nearsay.noise import PairFlip, Symmetric
+
+NAN = float("nan")
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def blobs(num=300, classes=3, width=8, noise=0.3, seed=0):
+    """Features of classes that are far apart, true labels, and labels of which a share is wrong."""
+    drawn = generator(seed)
+    clean = torch.arange(num) % classes
+    centers = 6 * torch.randn(classes, width, generator=drawn)
+    features = centers[clean] + torch.randn(num, width, generator=drawn)
+    given = Symmetric(rate=noise, seed=seed, redraw=False)(Labels(clean, clean, tuple(map(str, range(classes))))).given
+    return features, clean, given
+
+
+def evidence_of(positions, similarities, groups, distances=None):
+    similarities = torch.tensor(similarities)
+    distances = (2 - 2 * similarities).sqrt() if distances is None else torch.tensor(distances)
+    return evidence.Evidence(torch.tensor(positions), similarities, distances, torch.tensor(groups), None)
+
+
+# Ingredients, by hand
+
+
+def test_the_margin_is_half_of_one_plus_the_label_less_the_best_other():
+    beliefs = torch.tensor([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.0, 0.0, 0.0]])
+    found = judging.margin(beliefs, torch.tensor([0, 2, -1, 1]))
+    torch.testing.assert_close(found, torch.tensor([0.75, 0.2, NAN, NAN]), equal_nan=True)
+
+
+def test_neighbors_vote_with_their_similarity():
+    found = evidence_of([[1, 2], [0, 2], [0, 1]], [[0.9, 0.3], [0.9, 0.5], [0.5, 0.3]], [-1, -1, -1])
+    shares = evidence.votes(found, torch.tensor([0, 1, 1]), torch.ones(3, dtype=torch.bool), 2)
+    expected = torch.tensor([[0, 1], [0.9 / 1.4, 0.5 / 1.4], [0.5 / 0.8, 0.3 / 0.8]])
+    torch.testing.assert_close(shares, expected)
+
+
+def test_unlabeled_and_distrusted_neighbors_have_no_vote():
+    found = evidence_of([[1, 2], [0, 2], [0, 1]], [[0.9, 0.3], [0.9, 0.5], [0.5, 0.3]], [-1, -1, -1])
+    shares = evidence.votes(found, torch.tensor([0, -1, 1]), torch.tensor([False, True, True]), 2)
+    torch.testing.assert_close(shares, torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]]))
+
+
+def test_near_duplicates_share_one_vote_and_those_of_oneself_have_none():
+    positions = [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+    found = evidence_of(positions, [[0.8, 0.8, 0.4]] * 4, [-1, 5, 5, -1])
+    shares = evidence.votes(found, torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool), 2)
+    torch.testing.assert_close(shares[0], torch.tensor([0.4, 0.4 + 0.4]) / 1.2)  # 1 and 2 count half each
+    torch.testing.assert_close(shares[1], torch.tensor([0.8, 0.4]) / 1.2)  # 2 is its own duplicate
+
+
+def test_training_is_the_mean_of_confidence_and_of_the_logistic_of_the_margin():
+    found = audit([0, 1, 0], dynamics={"confidence": [0.9, 0.2, 0.6], "margin": [2.0, -1.0, 0.0]})
+    expected = (torch.tensor([0.9, 0.2, 0.6]) + torch.tensor([2.0, -1.0, 0.0]).sigmoid()) / 2
+    torch.testing.assert_close(found.scores, expected)
+    torch.testing.assert_close(found.parts["training"], expected)
+
+
+def test_the_score_is_the_mean_of_training_and_of_the_views():
+    probabilities = [[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]]
+    dynamics = {"confidence": [0.5, 0.5, 0.5], "margin": [0.0, 0.0, 0.0], "count": [3, 3, 0]}
+    found = audit([0, 1, 0], probabilities=probabilities, dynamics=dynamics)
+    torch.testing.assert_close(found.scores, torch.tensor([(0.8 + 0.5) / 2, (0.4 + 0.5) / 2, 0.1]))
+
+
+def test_the_views_are_averaged_first():
+    features, _, given = blobs(60)
+    probabilities = torch.rand(60, 3, generator=generator(1)).softmax(dim=1)
+    found = audit(given, probabilities=probabilities, features=features)
+    assert set(found.parts) == {"probabilities", "neighbors", "propagation"}
+    assert found.parts["neighbors"].isnan().any()  # where nobody near is trusted: the others count then
+    torch.testing.assert_close(found.scores, torch.stack(list(found.parts.values())).nanmean(dim=0))
+
+
+# Neighbors as evidence
+
+
+def test_neighbors_come_nearest_first_with_their_cosines():
+    angles = torch.tensor([0.0, 0.1, 0.3, 0.7])
+    features = torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor([[1.0], [5.0], [0.2], [3.0]])
+    found = evidence.gather_evidence(features, 2, None)
+    assert found.positions.tolist() == [[1, 2], [0, 2], [1, 0], [2, 1]]
+    torch.testing.assert_close(found.similarities[0], torch.tensor([0.1, 0.3]).cos())
+    torch.testing.assert_close(found.distances[0], 2 * (torch.tensor([0.1, 0.3]) / 2).sin())
+    assert found.recall is None
+
+
+def test_groups_are_all_that_hang_together_and_numbered_by_their_first():
+    positions = torch.tensor([[2, 1], [3, 0], [0, 4], [1, 0], [2, 0]])
+    similarities = torch.full((5, 2), 0.9)
+    distances = torch.tensor([[0.1, 1.0], [0.1, 1.0], [0.1, 1.0], [0.1, 1.0], [0.1, 1.0]])
+    assert evidence.duplicate_groups(positions, similarities, distances).tolist() == [0, 1, 0, 1, 0]
+    distances[4, 0] = 0.3
+    assert evidence.duplicate_groups(positions, similarities, distances).tolist() == [0, 1, 0, 1, -1]
+
+
+def test_planted_near_duplicates_are_found_and_nobody_else():
+    pixels = torch.from_numpy(load_digits().data).float()
+    copied = torch.randperm(len(pixels), generator=generator())[:100]
+    copies = pixels[copied] + 0.15 * torch.randn(100, 64, generator=generator(1))  # of pixels from 0 to 16
+    groups = evidence.gather_evidence(torch.cat([pixels, copies]), 20, None).groups
+    is_planted = torch.zeros(len(groups), dtype=torch.bool)
+    is_planted[copied], is_planted[len(pixels) :] = True, True
+    pairs = groups[copied]
+    assert ((pairs >= 0) & (pairs == groups[len(pixels) :])).float().mean() >= 0.95
+    assert is_planted[groups >= 0].float().mean() >= 0.95
+
+
+def test_what_is_like_nothing_else_is_far_from_everybody():
+    pixels = torch.from_numpy(load_digits().data).float()
+    foreign = 16 * torch.rand(50, 64, generator=generator())
+    found = audit(torch.zeros(len(pixels) + 50, dtype=torch.int64), features=torch.cat([pixels, foreign]))
+    is_foreign = torch.arange(len(pixels) + 50) >= len(pixels)
+    assert found.ood_scores.min() > 0
+    assert found.ood_scores.max() == 1
+    assert metrics.detection_auroc(found.ood_scores, is_foreign) > 0.95
+
+
+def test_closeness_is_the_typical_distance_over_ones_own():
+    distances = [[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]]
+    found = evidence.closeness(evidence_of([[1, 2], [0, 2], [0, 1]], [[0.5, 0.5]] * 3, [-1] * 3, distances))
+    torch.testing.assert_close(found, torch.tensor([1.0, 1.0, 0.5]))
+
+
+def test_without_features_the_largest_probability_says_what_is_foreign():
+    found = audit([0, 1], probabilities=[[0.9, 0.1], [0.45, 0.55]])
+    torch.testing.assert_close(found.ood_scores, torch.tensor([0.9, 0.55]))
+    assert found.evidence is None
+    assert found.duplicate_groups is None
+
+
+# Estimates
+
+
+def test_the_cut_has_the_largest_variance_between_the_halves():
+    values = torch.tensor([0.1, 0.15, 0.2, 0.8, 0.9, NAN])
+    threshold, explained = estimating.cut(values)
+    known = values[:5].double()
+    best = max(
+        (n * (5 - n) * (known[:n].mean() - known[n:].mean()) ** 2 / 5 / ((known - known.mean()) ** 2).sum(), n)
+        for n in range(1, 5)
+    )
+    assert threshold == pytest.approx(0.2)
+    assert best[1] == 3
+    assert explained == pytest.approx(best[0].item())
+
+
+def test_equal_values_are_not_cut():
+    assert estimating.cut(torch.full((9,), 0.3)).explained == 0
+    assert estimating.cut(torch.tensor([0.0, 0.0, 1.0])).threshold == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "is_split"), [("bell", False), ("exponential", False), ("two bells", True), ("two points", True)]
+)
+def test_only_two_heaps_count_as_two(name, is_split):
+    bell = torch.randn(5000, generator=generator())
+    values = {
+        "bell": bell,
+        "exponential": -torch.rand(5000, generator=generator(1)).log(),
+        "two bells": torch.cat([bell, bell[:2000] + 6]),
+        "two points": torch.tensor([0.0] * 30 + [1.0] * 70),
+    }[name]
+    assert (estimating.cut(values).explained >= estimating.IS_SPLIT) == is_split
+
+
+def test_the_share_of_the_lower_bell_is_found():
+    bell = torch.randn(10000, generator=generator())
+    assert estimating.mixture_share(torch.cat([bell[:3000] - 5, bell[3000:]])) == pytest.approx(0.3, abs=0.01)
+
+
+def test_the_interval_of_a_count_is_that_of_wilson():
+    assert estimating.wilson(0.1, 100) == pytest.approx((0.05523, 0.17437), abs=1e-5)
+    assert estimating.wilson(0.0, 20)[0] == 0
+    assert estimating.wilson(0.5, 0) == (0, 1)
+
+
+def test_the_interval_holds_those_of_all_estimates():
+    rate = estimating.pooled(0.3, [0.2, 0.35], 1000)
+    assert rate.estimate == 0.3
+    assert (rate.low, rate.high) == (estimating.wilson(0.2, 1000)[0], estimating.wilson(0.35, 1000)[1])
+
+
+def test_doubts_fall_with_the_score_as_a_least_squares_fit_does():
+    scores = torch.rand(200, generator=generator()).mul(20).round() / 20  # with ties
+    values = (torch.rand(200, generator=generator(1)) > scores).float()
+    scores[7] = NAN
+    found = estimating.falling(scores, values)
+    known = ~scores.isnan()
+    fit = IsotonicRegression(increasing=False).fit_transform(scores[known].numpy(), values[known].numpy())
+    torch.testing.assert_close(found[known], torch.from_numpy(fit).double(), atol=1e-6, rtol=0)
+    assert found[7].isnan()
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.3, 0.6])
+def test_doubts_are_bent_to_the_wished_mean(mean):
+    doubts = torch.linspace(0.05, 0.95, 50).double()
+    found = estimating.bent(doubts, mean)
+    assert found.mean().item() == pytest.approx(mean, abs=1e-6)
+    assert (found.diff() > 0).all()
+
+
+def test_the_noise_matrix_counts_labels_among_those_that_seem_to_be_of_a_class():
+    given, suggested = torch.tensor([0, 1, 1, 0, -1, 1]), torch.tensor([0, 0, 1, 0, 1, -1])
+    expected = torch.tensor([[2 / 3, 1 / 3, 0], [0, 1, 0], [0, 0, 1]]).double()
+    torch.testing.assert_close(estimating.noise_matrix(given, suggested, 3), expected)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4])
+def test_the_noise_rate_of_digits_is_estimated_from_their_pixels(rate):
+    pixels, truth = load_digits(return_X_y=True)
+    clean = torch.from_numpy(truth).long()
+    given = Symmetric(rate=rate, seed=1, redraw=False)(Labels(clean, clean, tuple("0123456789"))).given
+    found = audit(given, features=pixels)
+    effective = (given != clean).float().mean().item()
+    # The nearest in pixels err on 4 % of clean digits, and who asks nobody else cannot know that.
+    assert found.noise_rate.estimate == pytest.approx(effective, abs=0.05)
+    if rate:
+        assert metrics.detection_auroc(found.scores, given != clean) > 0.97
+        assert (found.suggested.labels == clean).float().mean() > 0.95
+        order = (given != clean)[found.order()]
+        needed = int((order.cumsum(0) >= 0.9 * order.sum()).nonzero()[0]) + 1
+        assert found.review_for(0.9) == pytest.approx(needed, rel=0.15)
+
+
+def test_unsure_probabilities_of_clean_labels_are_no_noise():
+    drawn = generator()
+    clean = torch.randint(0, 4, (2000,), generator=drawn)
+    own = 0.9 + 0.1 * torch.rand(2000, generator=drawn)
+    own[:300] = 0.55  # the likeliest still, but not by far: a heap of their own
+    probabilities = ((1 - own) / 3)[:, None].expand(2000, 4).scatter(1, clean[:, None], own[:, None])
+    found = audit(clean, probabilities=probabilities)
+    assert estimating.cut(found.scores).explained > estimating.IS_SPLIT
+    assert found.noise_rate.estimate == 0
+    assert not found.is_issue.any()
+
+
+def test_the_noise_matrix_of_flipped_pairs_is_found():
+    pixels, truth = load_digits(return_X_y=True)
+    clean = torch.from_numpy(truth).long()
+    given = PairFlip(rate=0.3, seed=2)(Labels(clean, clean, tuple("0123456789"))).given
+    found = audit(given, features=pixels)
+    true_matrix = estimating.noise_matrix(given, clean, 10)
+    assert (found.noise_matrix - true_matrix).abs().mean() < 0.01
+    assert {(int(each.suggested) + 1) % 10 == int(each.given) for each in found.confused()} == {True}
+
+
+# Laws
+
+
+def test_the_order_of_the_examples_does_not_matter():
+    features, _, given = blobs()
+    probabilities = torch.rand(300, 3, generator=generator(1)).softmax(dim=1)
+    dynamics = {"confidence": torch.rand(300, generator=generator(2)), "margin": torch.randn(300)}
+    order = torch.randperm(300, generator=generator(3))
+    one = audit(given, probabilities=probabilities, features=features, dynamics=dynamics)
+    shuffled = {name: values[order] for name, values in dynamics.items()}
+    other = audit(given[order], probabilities=probabilities[order], features=features[order], dynamics=shuffled)
+    torch.testing.assert_close(other.scores, one.scores[order], atol=1e-4, rtol=0)  # propagation stops at a tolerance
+    assert torch.equal(other.suggested.labels, one.suggested.labels[order])
+    torch.testing.assert_close(other.noise_matrix, one.noise_matrix)
+
+
+def test_the_kind_of_array_does_not_matter():
+    features, _, given = blobs(60)
+    names = ["ant", "bee", "cat"]
+    one = audit(given, features=features)
+    for labels in (given.numpy(), given.tolist(), given.numpy().astype(np.uint8), np.array(given.tolist(), object)):
+        assert torch.equal(audit(labels, features=features.numpy()).scores, one.scores)
+    named = audit([names[number] for number in given.tolist()], features=features)
+    assert torch.equal(named.scores, one.scores)
+    assert named.classes == ("ant", "bee", "cat")
+    array = np.array([names[number] for number in given.tolist()])
+    assert torch.equal(audit(array, features=features, classes=names).scores, one.scores)
+
+
+def test_unlabeled_examples_have_no_score_and_no_vote_but_a_suggestion():
+    features, clean, given = blobs(noise=0.1)
+    labels = given.clone()
+    labels[:60] = -1
+    found = audit(labels, features=features)
+    assert found.scores[:60].isnan().all()
+    assert not found.is_issue[:60].any()
+    assert (found.suggested.labels[:60] == clean[:60]).all()
+    alone = audit(labels[60:], features=features[60:], classes=["0", "1", "2"], k=5)
+    assert found.noise_rate.estimate == pytest.approx(alone.noise_rate.estimate, abs=0.01)
+
+
+def test_none_and_nan_are_unlabeled():
+    for labels in ([None, 2, 0], np.array([NAN, 2, 0], dtype=object), [NAN, 2, 0]):
+        assert inputs.read_inputs(labels, torch.eye(3), None, None, None).labels.tolist() == [-1, 2, 0]
+    named = inputs.read_inputs([None, "b", "a"], None, torch.eye(3), None, None)
+    assert (named.labels.tolist(), named.classes) == ([-1, 1, 0], ("a", "b"))
+
+
+def test_copies_of_a_wrong_example_do_not_confirm_each_other():
+    features, clean, given = blobs(noise=0.0)
+    copies = features[:1].repeat(30, 1)
+    wrong = (clean[:1] + 1) % 3
+    labels = torch.cat([given, wrong.repeat(30)])
+    found = audit(labels, features=torch.cat([features, copies]), k=60)
+    assert (found.duplicate_groups[300:] == found.duplicate_groups[0]).all()
+    assert found.duplicate_groups[0] >= 0
+    assert (found.parts["neighbors"][300:] == 0).all()
+
+
+def test_one_class_is_always_right():
+    features, _, _ = blobs(40)
+    found = audit([0] * 40, features=features, probabilities=torch.ones(40, 1))
+    assert found.noise_rate.estimate == 0
+    assert not found.is_issue.any()
+    assert found.noise_matrix.tolist() == [[1.0]]
+    assert found.review_for(0.9) == 0
+
+
+def test_constant_features_say_nothing():
+    found = audit([0, 1] * 20, features=torch.ones(40, 3), k=5)
+    assert (found.duplicate_groups >= 0).all()
+    assert found.parts["neighbors"].isnan().all()
+    assert ((found.scores >= 0) & (found.scores <= 1)).all()
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_handful_of_examples_is_enough(num):
+    found = audit(list(range(num)), features=torch.eye(3)[:num] + 0.1, probabilities=torch.full((num, num), 1 / num))
+    assert ((found.scores >= 0) & (found.scores <= 1)).all()
+    assert len(found.to_columns()["index"]) == num
+
+
+def test_nobody_labeled_leaves_the_rate_unknown():
+    found = audit([-1, -1], probabilities=[[0.9, 0.1], [0.2, 0.8]])
+    assert np.isnan(found.noise_rate.estimate)
+    assert found.suggested.labels.tolist() == [0, 1]
+    assert found.review_for(0.5) == 0
+    assert found.confused() == []
+
+
+def test_training_alone_knows_who_is_wrong_but_not_what_is_right():
+    dynamics = {"confidence": [0.9] * 8 + [0.1] * 2, "margin": [3.0] * 8 + [-3.0] * 2}
+    found = audit([0, 1] * 5, dynamics=dynamics)
+    assert found.is_issue.tolist() == [False] * 8 + [True] * 2
+    assert found.suggested.labels.tolist() == [0, 1] * 4 + [-1, -1]
+    assert found.noise_matrix is None
+    assert found.noise_rate.estimate == pytest.approx(0.2)
+
+
+def test_scores_are_shares_whatever_is_given():
+    features, _, given = blobs(90, noise=0.5)
+    for seed in range(5):
+        probabilities = torch.randn(90, 3, generator=generator(seed)).mul(5).softmax(dim=1).half()
+        dynamics = {"confidence": torch.rand(90), "margin": 100 * torch.randn(90), "count": torch.arange(90) % 3}
+        found = audit(given, probabilities=probabilities, features=features, dynamics=dynamics, k=1 + 30 * seed)
+        for values in (found.scores, found.right, found.suggested.probabilities, found.ood_scores):
+            assert ((values >= 0) & (values <= 1)).all()
+
+
+# What comes out
+
+
+def test_issues_are_what_has_a_likelier_label():
+    features, clean, given = blobs()
+    found = audit(given, features=features)
+    assert torch.equal(found.is_issue, found.suggested.labels != given)
+    assert torch.equal(found.is_issue, given != clean)
+    assert (1 - found.right).mean().item() == pytest.approx(found.noise_rate.estimate, abs=0.01)
+
+
+def test_reviewing_more_finds_more():
+    features, _, given = blobs(noise=0.4)
+    found = audit(given, features=features + 12 * torch.randn(300, 8, generator=generator(5)))
+    counts = [found.review_for(recall) for recall in (0.1, 0.5, 0.9, 1.0)]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] <= 300
+    doubts = sorted((1 - found.right).tolist(), reverse=True)
+    assert sum(doubts[: counts[2]]) >= 0.9 * sum(doubts) - 1e-6 > sum(doubts[: counts[2] - 1]) - 1e-6
+
+
+@pytest.mark.parametrize("recall", [0, 1.1, -1, True, "0.9", NAN])
+def test_a_recall_that_is_no_share_is_refused(recall):
+    found = audit([0], probabilities=[[1.0]])
+    with pytest.raises(ValueError, match="recall="):
+        found.review_for(recall)
+
+
+def test_the_columns_are_those_that_users_know():
+    found = audit(["=a", None, "b"], probabilities=[[0.9, 0.1], [0.3, 0.7], [0.9, 0.1]], features=torch.eye(3) + 1)
+    columns = found.to_columns([10, 20, 30])
+    assert columns["index"] == [10, 20, 30]
+    assert columns["given_label"] == ["=a", None, "b"]
+    assert columns["label_score"][1] is None
+    assert columns["status"] == ["ok", "unlabeled", "ok"]
+    assert [each[:2] for each in json.loads(columns["neighbors"][0])] == [[20, None], [30, "b"]]
+    assert {"is_label_issue", "predicted_probability", "duplicate_group", "ood_score"} <= columns.keys()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is no part of the core")
+def test_the_frame_has_a_row_for_each_example():
+    frame = audit([0, 1], probabilities=[[0.9, 0.1], [0.6, 0.4]]).to_frame()
+    assert frame.loc[1, "label_score"] == pytest.approx(0.4)
+    assert frame["given_label"].tolist() == ["0", "1"]
+
+
+def test_a_missing_pandas_is_told_in_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        audit([0], probabilities=[[1.0]]).to_frame()
+
+
+# What cannot be meant
+
+GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "arrays", "complaint"),
+    [
+        ([0, 1], {}, "labels alone say nothing"),
+        ([0, 2], GOOD, "labels hold 2, but with 2 classes"),
+        ([0, -2], GOOD, "labels hold -2"),
+        ([0, -100], GOOD, "labels hold -100"),
+        ([0.0, 1.5], GOOD, "labels of float64 must be whole"),
+        ([True, False], GOOD, "label True is neither"),
+        ([0, "a"], GOOD, "label 0 is no name"),
+        ([[0], [1]], GOOD, "labels of shape"),
+        ([], GOOD, "labels of shape"),
+        ([0], GOOD, "1 labels but 2 rows of probabilities"),
+        (["a", "b"], {**GOOD, "classes": ["a", "c"]}, "label 'b' is none of the classes 'a', 'c'"),
+        (["a", "a"], GOOD, "2 columns but there are 1 classes"),
+        ([0, 1], {**GOOD, "classes": ["a", "a"]}, "no name twice"),
+        ([0, 1], {**GOOD, "classes": []}, "at least one name"),
+        ([0, 1], {**GOOD, "k": 0}, "k=0 must be"),
+        ([0, 1], {"probabilities": [[3.0, -1.0], [0.5, 0.5]]}, "softmax makes of logits"),
+        ([0, 1], {"probabilities": [[0.5, NAN], [0.5, 0.5]]}, "row 0 of probabilities"),
+        ([0, 1], {"probabilities": [0.5, 0.5]}, "must be a floating-point matrix"),
+        ([0, 1], {"features": [[0.5, float("inf")], [0.5, 0.5]]}, "first in row 0"),
+        ([0, 1], {"features": [["a"], ["b"]]}, "must be floating-point numbers"),
+        ([0, 1], {"features": torch.ones(2, 0)}, "at least one row and column"),
+        ([0, 1], {"features": torch.ones(3, 2)}, "2 labels but 3 rows of features"),
+        ([0, 1], {"dynamics": {"confidence": [0.1, 0.2]}}, "no 'margin'"),
+        ([0, 1], {"dynamics": {"confidence": [0.1, 0.2], "margin": [1.0]}}, "must all be"),
+        ([0, 1], {"dynamics": {"confidence": [0.1, 3.0], "margin": [1.0, 1.0]}}, "a confidence of 3"),
+        ([0, 1], {"dynamics": {"confidence": [0.1], "margin": [1.0]}}, "2 labels but 1 rows of dynamics"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_sentence(labels, arrays, complaint):
+    with pytest.raises(ValueError, match=r"must|give|write|name|leave|add|there") as caught:
+        audit(labels, **arrays)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# The index
+
+
+@pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="faiss is an extra")
+def test_the_index_finds_nearly_all_neighbors_and_says_how_many():
+    features, _, given = blobs(4000, classes=5)
+    directions, _ = neighbors.normalize(features)
+    found = neighbors.nearest_others(directions, 10, approximate=True)
+    exact = neighbors.nearest_others(directions, 10)
+    assert exact.recall is None
+    hits = (exact.neighbors.positions[:, :, None] == found.neighbors.positions[:, None]).any(dim=2)
+    assert found.recall > 0.9
+    assert hits.float().mean().item() == pytest.approx(found.recall, abs=0.02)
+    assert not (found.neighbors.positions == torch.arange(4000)[:, None])[found.neighbors.similarities > 0].any()
+    judged = audit(given, features=features, approximate=True)
+    assert judged.neighbor_recall > 0.9
+    assert "propagation" not in judged.parts
+
+
+def test_an_index_is_asked_only_for_very_many_rows(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(neighbors, "APPROXIMATE_FROM", 50)
+    features, _, given = blobs(60)
+    with pytest.raises(ImportError, match=r'pip install "nearsay\[audit\]"'):
+        audit(given, features=features)
+    audit(given, features=features, approximate=False)
+    audit(given[:49], features=features[:49])
