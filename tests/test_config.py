@@ -175,7 +175,7 @@ def test_paths_are_made_absolute_in_the_experiment_and_in_the_record(own, monkey
         ("toy", "noise=1e999", "noise='1e999' must be a number"),
         ("toy", "noise=2", "rate 2.0 must be a number from 0 to 1"),
         ("toy", "epochs=-1", "epochs=-1.0 must be a number from 0.001"),
-        ("toy", "method=nrc", "elr, ncr+elr, elr+, ncr+elr+ (did you mean ncr?)"),
+        ("toy", "method=nrc", "elr+, ncr+elr+, label-propagation (did you mean ncr?)"),
         ("toy", "seed=1\0", "holds characters that no text file can"),
         ("toy", "seed=\udcff", "holds characters that no text file can"),
         ("cifar10", "", "the recipe cifar10 needs path=, which must be a path"),

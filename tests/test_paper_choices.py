@@ -1,6 +1,8 @@
 """Choices of an experiment that the paper's methods need: the oracle, hidden labels, balanced batches, two noises."""
 
+import json
 import math
+import shutil
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +16,7 @@ from nearsay.augment import Mixup
 from nearsay.commands.propagate import propagate
 from nearsay.core import Labels, Split
 from nearsay.datasets.toy import Toy
-from nearsay.experiment import Experiment
+from nearsay.experiment import Experiment, Machine
 from nearsay.loading import Order
 from nearsay.models import MLP
 from nearsay.noise import Matrix, Recorded, Symmetric
@@ -210,3 +212,29 @@ def test_a_second_test_split_is_judged_as_well(tmp_path):
     truth = Toy(num_test=60, num_classes=4, seed=5).open("test").labels.given
     right = (seen["logits"].argmax(dim=1) == truth).double().mean().item()
     assert result["accuracy"]["second_test"]["final"] == pytest.approx(right)
+
+
+def test_labels_are_propagated_halfway_and_learned(tmp_path):
+    call = config.call_recipe("toy", ["method=label-propagation", "epochs=10"])
+    assert call.experiment.propagate_at == 5
+    result = train(call.experiment, tmp_path / "whole", origin=call.origin)
+    entries = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
+    assert [entry["epoch"] for entry in entries if "transductive_accuracy" in entry] == [5.0]
+    assert entries[4]["transductive_accuracy"] > 0.8  # of labels of which 60 % were right
+    plain = config.call_recipe("toy", ["method=standard", "epochs=10"])
+    assert (
+        result["accuracy"]["test"]["final"] > train(plain.experiment, tmp_path / "plain")["accuracy"]["test"]["final"]
+    )
+
+
+@pytest.mark.parametrize("steps", [3, 8])  # before the labels change, and after
+def test_propagated_labels_survive_a_stop(tmp_path, steps):
+    experiment = replace(SMALL, objective=CrossEntropy(), propagate_at=1, machine=Machine(checkpoint_steps=steps))
+    train(experiment, tmp_path / "whole")
+    train(experiment, tmp_path / "stopped")
+    newest = sorted((tmp_path / "stopped" / "checkpoints").iterdir())[-1]
+    shutil.rmtree(newest)
+    (tmp_path / "stopped" / "result.json").unlink()
+    train(experiment, tmp_path / "stopped")
+    whole, stopped = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
+    assert whole == stopped

@@ -110,6 +110,11 @@ def share(value: str, device: torch.device) -> str:
     return bytes(buffer.tolist()).decode()
 
 
+def agreed(claim: bool, device: torch.device) -> bool:
+    """Whether any process claims it."""
+    return claim if num_processes() == 1 else bool(total(torch.tensor(float(claim), device=device)) > 0)
+
+
 def gather(tensor: Tensor) -> Tensor:
     """(B, ...) on each process -> (W·B, ...) in order of rank, with gradient back to every process."""
     if num_processes() == 1:

@@ -98,6 +98,7 @@ class Experiment:
     relabeled: str | None = (
         None  # an .npz whose `given` is learned in place of the labels: propagated or corrected ones
     )
+    propagate_at: int | None = None  # epoch after which labels are propagated over the features, and those are learned
     labeled: float = 1.0  # share of the training labels that is kept; the other examples become unlabeled
     balanced: bool = False  # every class is in a batch as often as any other, however many examples it has
 
@@ -154,6 +155,8 @@ class Experiment:
             raise ValueError("judged='averages' needs averaging=, such as 0.997")
         if self.networks == 2 and self.averaging is None:
             raise ValueError("networks=2 needs averaging=, such as 0.997: each is taught by the average of the other")
+        if self.propagate_at is not None:
+            check_whole("propagate_at", self.propagate_at, 1, cure=", or None for no propagation")
         if self.clip is not None and not check_number("clip", self.clip, 0) > 0:
             raise ValueError("clip=0 would stop all learning; give a positive length, or None for no clipping")
         self.schedule.factor(0.0, self.epochs)  # refuses a warm-up that is longer than the run

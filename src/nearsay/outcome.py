@@ -10,6 +10,7 @@ from torch.nn import Module
 
 from nearsay import metrics
 from nearsay.core import Labels, Predictions
+from nearsay.propagation import propagate_labels
 
 
 def summarize(entries: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
@@ -18,6 +19,22 @@ def summarize(entries: Sequence[Mapping[str, Any]], name: str) -> dict[str, floa
     best, epoch = max(seen, key=lambda pair: (pair[0], -pair[1]))
     last = [accuracy for accuracy, _ in seen[-10:]]
     return {"final": seen[-1][0], "best": best, "best_epoch": epoch, "last_10": sum(last) / len(last)}
+
+
+def propagate(seen: Predictions, given: Tensor, clean: Tensor | None, train: Tensor) -> tuple[Tensor, float | None]:
+    """What the neighbors make of the labels `given` (N,) of the examples in `train` (paper Eq. 2).
+
+    Returns all labels (N,), changed where neighbors say otherwise, and the share that is right now, if that is known:
+    the transductive accuracy.
+    """
+    kept = torch.isin(seen.indices, train)
+    indices, labels = seen.indices[kept], given.clone()
+    scores = propagate_labels(seen.features[kept], given[indices], int(seen.logits.shape[1]))
+    labels[indices] = scores.argmax(dim=1).where(scores.sum(dim=1) > 0, given[indices])
+    if clean is None:
+        return labels, None
+    known = indices[clean[indices] >= 0]
+    return labels, (labels[known] == clean[known]).double().mean().item()
 
 
 def wrong_labels(seen: Predictions, labels: Labels, train: Tensor) -> dict[str, Any]:

@@ -128,6 +128,8 @@ class Step:
         found = {"count": self.count}
         found.update({f"dynamics.{name}": tensor for name, tensor in self.dynamics.items()})
         found["sums"] = self.sums
+        if self.experiment.propagate_at is not None:
+            found.update({f"given{number}": given for number, given in enumerate(self.setting.given)})
         for number, (network, optimizer, average, memory, _) in enumerate(self.learners):
             parts = {"network": network.state_dict(), "optimizer": optim.optimizer_state(optimizer), "memory": memory}
             parts["average"] = {} if average is None else average.state_dict()

@@ -27,7 +27,7 @@ from nearsay.experiment import Experiment
 from nearsay.host import Clock, Stopped, backend, hardware, peak_memory, signals
 from nearsay.loading import BadImage, Rows, Stream, is_resident, num_workers, training_reader
 from nearsay.noise import describe
-from nearsay.outcome import pack_networks, summarize, wrong_labels
+from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
 from nearsay.predict import Pass
 from nearsay.run import BAD_DATA, Checkpoint, Run, RunError, open_run, write_whole
 from nearsay.splits import make_order, open_splits
@@ -164,7 +164,7 @@ class _Training:
                     self._look(done)
                 if is_epoch:
                     self._end_epoch(done)
-                is_stopped = _agreed(bool(received), self.device)
+                is_stopped = dist.agreed(bool(received), self.device)
                 if is_stopped or done == self.num_steps or self._wants_checkpoint(done, saved):
                     self._save(done)
                     saved = time.perf_counter()
@@ -279,6 +279,8 @@ class _Training:
                 seen = self._pass().over(networks, inputs, with_features=False)
                 self._check_images(seen.unreadable.values())
                 entry[f"{name}_accuracy"] = metrics.accuracy(seen.predictions.logits, truth[seen.predictions.indices])
+        if done == self.num_per_epoch * (self.experiment.propagate_at or 0):
+            entry["transductive_accuracy"] = self._propagate()
         every = max(1, round(self.experiment.epochs / 10))
         if self.experiment.mixup is not None and (round(epoch) % every == 0 or done == self.num_steps):
             self._observe_all()
@@ -286,6 +288,16 @@ class _Training:
             self.run.append_log(entry)
         self.display.epoch(entry)
         self.clock.restart(done)
+
+    def _propagate(self) -> float | None:
+        """Learn from here on what the neighbors make of the labels; the share of them that is right."""
+        seen = self._pass().over([self.step.learners[0].network], self.splits.inputs).predictions
+        shares = []
+        for given in self.step.setting.given:
+            found, share = propagate(seen, given.cpu(), self.splits.labels.clean, self.splits.train)
+            given.copy_(found)
+            shares.append(share)
+        return shares[0]
 
     def _observe_all(self) -> None:
         """Under mixup no step sees an example as it is, so look at all of them."""
@@ -384,10 +396,3 @@ class _Training:
             "skipped": len(self.skipped),
             "finished": True,
         }
-
-
-def _agreed(is_stopped: bool, device: torch.device) -> bool:
-    """Whether any process was told to stop."""
-    if dist.num_processes() == 1:
-        return is_stopped
-    return bool(dist.total(torch.tensor(float(is_stopped), device=device)) > 0)

@@ -106,6 +106,7 @@ def test_the_list_of_recipes_here_is_complete():
         ("ncr+elr", NCR(k=7, base=ELR(beta=0.5)), False),
         ("elr+", ELR(beta=0.5), True),
         ("ncr+elr+", NCR(k=7, base=ELR(beta=0.5)), True),
+        ("label-propagation", CrossEntropy(), False),
         ("gjs", GJS(), False),
     ],
 )
@@ -114,7 +115,8 @@ def test_a_method_is_its_objective_and_its_mixup(method, objective, is_mixed):
     assert choice.objective == objective
     assert choice.mixup == (Mixup(alpha=0.5) if is_mixed else None)
     assert choice.num_views == (2 if method in ("gjs", "ncr+mixup+da") else 1)
-    fields = choice.fields()
+    fields = choice.fields(10)
+    assert fields.get("propagate_at") == (5 if method == "label-propagation" else None)
     assert fields["only_clean"] == method.startswith("oracle")
     assert (fields.get("networks", 1), fields.get("averaging")) == ((2, 0.997) if "elr+" in method else (1, None))
     # Only ELR+ has averages, and judges the networks themselves.

@@ -140,7 +140,7 @@ def make_experiment(
         held_out=round(training.held_out * labeled) if held_out is None else held_out,
         labeled=labeled,
         backbone=PreActResNet18() if is_pair(method) else ResNet(depth=training.depth),
-        **choice.fields(),
+        **choice.fields(training.epochs),
         averaging_ramp=training.ramp if is_pair(method) else 0.0,
         noise_per_network=noise_per_network,
         augment=choice.augment(PadCrop(padding=4, mode=training.padding), Flip()),

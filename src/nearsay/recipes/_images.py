@@ -52,7 +52,7 @@ def make_experiment(
         held_out=held_out,
         backbone=network.backbone,
         init=network.init,
-        **choice.fields(),
+        **choice.fields(epochs),
         augment=choice.augment(RandomResizedCrop(size=size), Flip()),
         normalize=IMAGENET_COLORS,
         image_size=size,

@@ -59,7 +59,7 @@ def recipe(
         balanced=True,
         backbone=ResNet(depth=50, small_images=False),
         init=None if weights is None else str(weights),
-        **choice.fields(),
+        **choice.fields(num_epochs),
         augment=choice.augment(RandomResizedCrop(size=224), Flip()),
         normalize=IMAGENET_COLORS,
         image_size=224,

@@ -43,7 +43,7 @@ def recipe(
         data=Digits(seed=seed),
         noise=_noise(noise, kind, seed),
         backbone=ResNet(depth=18, width=16),
-        **choice.fields(),
+        **choice.fields(epochs),
         # Shifts by a pixel would keep cross-entropy from memorizing at all; only gjs, which compares two, gets them.
         augment=choice.augment(PadCrop(padding=1, mode="zeros")) if choice.num_views == 2 else None,
         optimizer=SGD(lr=0.1),

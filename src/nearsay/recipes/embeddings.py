@@ -48,7 +48,7 @@ def recipe(
         noise=Symmetric(rate=noise, seed=seed) if noise else None,
         held_out=held_out,
         backbone=MLP(hidden=hidden),
-        **choice.fields(),
+        **choice.fields(epochs),
         normalize=None,
         optimizer=AdamW(lr=1e-3),
         schedule=Cosine(warmup=warmup(epochs, 1.0)),

@@ -27,6 +27,7 @@ Method = Literal[
     "ncr+elr",
     "elr+",
     "ncr+elr+",
+    "label-propagation",
     "gjs",
 ]
 FeatureMethod = Literal[  # without gjs and da, whose second view needs an image to augment
@@ -44,6 +45,7 @@ FeatureMethod = Literal[  # without gjs and da, whose second view needs an image
     "ncr+elr",
     "elr+",
     "ncr+elr+",
+    "label-propagation",
 ]
 WebMethod = Literal[  # without the oracles: nobody knows the true labels of images from the web
     "standard",
@@ -59,6 +61,7 @@ WebMethod = Literal[  # without the oracles: nobody knows the true labels of ima
     "ncr+elr",
     "elr+",
     "ncr+elr+",
+    "label-propagation",
     "gjs",
 ]
 
@@ -72,6 +75,7 @@ class Choice(NamedTuple):
     jitters: bool = False  # the colors of the second view: the paper's DA
     only_clean: bool = False  # the oracle
     networks: Literal[1, 2] = 1  # that teach each other, as in ELR+
+    propagates: bool = False  # labels over the features, halfway
 
     def augment(self, *transforms: Transform) -> Augment | Views:
         """The transforms, for as many views of an image as the method compares."""
@@ -79,11 +83,13 @@ class Choice(NamedTuple):
             return Views(first=transforms, second=(*transforms, ColorJitter()) if self.jitters else transforms)
         return Augment(transforms=transforms)
 
-    def fields(self) -> dict[str, Any]:
-        """Fields of an `Experiment`, whose types Any stands for."""
+    def fields(self, epochs: float) -> dict[str, Any]:
+        """Fields of an `Experiment` of so many epochs, whose types Any stands for."""
         fields: dict[str, Any] = {"objective": self.objective, "mixup": self.mixup, "only_clean": self.only_clean}
         if self.networks == 2:  # ELR+ evaluates the networks themselves; their averages are teachers only
             fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
+        if self.propagates:
+            fields["propagate_at"] = max(1, round(epochs / 2))
         return fields
 
 
@@ -116,6 +122,7 @@ def choose(
         "ncr+elr": Choice(beside),
         "elr+": Choice(elr, mixup, networks=2),
         "ncr+elr+": Choice(beside, mixup, networks=2),
+        "label-propagation": Choice(CrossEntropy(), propagates=True),
         "gjs": Choice(GJS(), num_views=2),
     }
     if method not in table:

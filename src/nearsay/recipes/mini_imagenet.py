@@ -87,7 +87,7 @@ def recipe(
     return Experiment(
         data=MiniImageNet(path=path, noise=noise, color=color, held_out_set=held_out_set, partial=partial),
         backbone=_released_network() if is_released else ResNet(depth=18, small_images=False),
-        **choice.fields(),
+        **choice.fields(num_epochs),
         augment=choice.augment(crop, Flip()),
         normalize=PLUS_MINUS_ONE if is_released else IMAGENET_COLORS,
         image_size=224,

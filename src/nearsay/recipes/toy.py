@@ -35,7 +35,7 @@ def recipe(
         data=Toy(seed=seed),
         noise=Symmetric(rate=noise, seed=seed, redraw=False) if noise else None,
         backbone=MLP(hidden=(256, 64), batch_norm=False),
-        **choice.fields(),
+        **choice.fields(epochs),
         normalize=None,
         optimizer=AdamW(lr=2e-3, weight_decay=0.0),
         schedule=Constant(),

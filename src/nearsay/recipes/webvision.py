@@ -65,7 +65,7 @@ def recipe(
         if imagenet is None
         else ImageNetValidation(path=imagenet, synsets=path, num_classes=num_classes, partial=partial),
         backbone=ResNet(depth=50, small_images=False, head=CosineHead()),
-        **choice.fields(),
+        **choice.fields(num_epochs),
         augment=choice.augment(RandomResizedCrop(size=224), Flip()),
         normalize=IMAGENET_COLORS,
         image_size=224,
