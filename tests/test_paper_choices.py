@@ -227,12 +227,14 @@ def test_labels_are_propagated_halfway_and_learned(tmp_path):
     )
 
 
-@pytest.mark.parametrize("steps", [3, 8])  # before the labels change, and after
+@pytest.mark.parametrize("steps", [10, 14])  # of 18, before the labels change at 12, and after
 def test_propagated_labels_survive_a_stop(tmp_path, steps):
-    experiment = replace(SMALL, objective=CrossEntropy(), propagate_at=1, machine=Machine(checkpoint_steps=steps))
+    experiment = replace(SMALL, objective=CrossEntropy(), epochs=3, propagate_at=2)
+    experiment = replace(experiment, machine=Machine(checkpoint_steps=steps))
     train(experiment, tmp_path / "whole")
     train(experiment, tmp_path / "stopped")
-    newest = sorted((tmp_path / "stopped" / "checkpoints").iterdir())[-1]
+    older, newest = sorted((tmp_path / "stopped" / "checkpoints").iterdir())
+    assert older.name == f"step-{steps:08d}"
     shutil.rmtree(newest)
     (tmp_path / "stopped" / "result.json").unlink()
     train(experiment, tmp_path / "stopped")
