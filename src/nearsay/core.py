@@ -118,7 +118,8 @@ class Batch:
     indices: Tensor  # (V·B,) int64 who the row is; −1 is padding
     views: int = 1
     mix: Mix | None = None
-    teacher: Outputs | None = None  # the peer's averaged network on the un-mixed inputs
+    plain_targets: Tensor | None = None  # (V·B, C) as they were before mixup, None where there was none
+    teacher: Outputs | None = None  # an averaged network on the un-mixed inputs
 
     @property
     def is_real(self) -> Tensor:

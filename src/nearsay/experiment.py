@@ -108,6 +108,7 @@ class Experiment:
     networks: Literal[1, 2] = 1  # with 2, each is taught by the averaged weights of the other
     noise_per_network: bool = False  # a second network learns other noise, as in the public ELR+: a leak, to measure it
     averaging: float | None = None  # decay of the averaged weights
+    self_taught: bool = False  # a network alone is taught by its own averaged weights
     judged: Literal["auto", "networks", "averages"] = (
         "auto"  # which weights are evaluated; "auto": averages if there are
     )
@@ -155,6 +156,8 @@ class Experiment:
             raise ValueError("judged='averages' needs averaging=, such as 0.997")
         if self.networks == 2 and self.averaging is None:
             raise ValueError("networks=2 needs averaging=, such as 0.997: each is taught by the average of the other")
+        if self.self_taught and (self.networks == 2 or self.averaging is None):
+            raise ValueError("self_taught=True needs averaging=, such as 0.997, and networks=1")
         if self.propagate_at is not None:
             check_whole("propagate_at", self.propagate_at, 1, cure=", or None for no propagation")
         if self.clip is not None and not check_number("clip", self.clip, 0) > 0:

@@ -223,6 +223,17 @@ def averaged_copy(module: Module) -> Module:
     return deepcopy(module).requires_grad_(False).eval()
 
 
+def by_batch_(module: Module) -> None:
+    """Let BatchNorm go by the batch at hand, and leave the running statistics as they are: for a teacher in training.
+
+    Those of averaged weights lag behind the weights and would have to be measured anew at every step.
+    """
+    for norm in module.modules():
+        if isinstance(norm, BatchNorm2d):
+            norm.train()
+            norm.momentum = 0.0
+
+
 @torch.no_grad()
 def update_average_(average: Module, module: Module, decay: Tensor | float) -> None:
     """In place average ← decay · average + (1 − decay) · module; decay is a number or a 0-d tensor on the device.

@@ -66,6 +66,8 @@ def make_learners(
             load_weights(network, init / "model.safetensors" if init.is_dir() else init, skip_head=True)
         optimizer = experiment.optimizer.build(network.parameters())
         average = optim.averaged_copy(network) if experiment.averaging is not None else None
+        if average is not None and experiment.self_taught:
+            optim.by_batch_(average)
         num_features: int = network.num_features  # type: ignore[assignment]
         memory = experiment.objective.memory(num_examples, num_classes, num_features)
         memory = {name: tensor.to(device) for name, tensor in memory.items()}
@@ -102,6 +104,7 @@ class Step:
             return torch.compile(function, dynamic=False) if setting.compiles else function
 
         self._networks = [made(learner.network) for learner in learners]
+        self._teachers = [made(learner.average) for learner in learners if learner.average is not None]
         self._prepare, self._times, self._observe = made(self._prepared), made(self._timed), made(observe_)
         self._objective = made(experiment.objective.__call__)
         self._mix = None if experiment.mixup is None else made(experiment.mixup.__call__)
@@ -242,7 +245,7 @@ class Step:
         optimizer, memory = learner.optimizer, learner.memory
         batch = self._prepare(self._rows.indices, self._rows.inputs, times.turn, number)
         plain = shard(batch) if self.setting.source is not None else batch
-        teacher = self._taught(number, plain.inputs)
+        teacher = self._taught(number, plain)
         if self._mix is not None:
             mixed = self._mix(batch, seed=learner.seed, epoch=times.turn)
             batch = shard(mixed) if self.setting.source is not None else mixed
@@ -271,18 +274,20 @@ class Step:
         if number == 0:
             self._record(outputs, batch, {"loss": loss.total.detach(), **loss.terms})
 
-    def _taught(self, number: int, inputs: Tensor) -> Outputs | None:
-        """What the averaged weights of the other network say."""
-        if len(self.learners) == 1:
+    def _taught(self, number: int, batch: Batch) -> Outputs | None:
+        """What the averaged weights of the other network say, or the network's own of the first views."""
+        alone = self.experiment.self_taught
+        if len(self.learners) == 1 and not alone:
             return None
-        peer = self.learners[1 - number].average
-        assert peer is not None
+        teacher = self._teachers[number if alone else 1 - number]
+        views = batch.views if alone else 1
+        inputs = batch.inputs[: len(batch.inputs) // views]
         with (
             torch.no_grad(),
             torch.autocast(self.setting.device.type, self.setting.dtype, enabled=self.setting.dtype != torch.float32),
         ):
-            outputs: Outputs = peer(inputs)
-        return outputs
+            outputs: Outputs = teacher(inputs)
+        return Outputs(*(part.repeat(views, 1) for part in outputs)) if views > 1 else outputs
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
         """Lower the flag, on all processes, if this step is not finite; it never rises again."""
@@ -319,7 +324,15 @@ def shard(batch: Batch) -> Batch:
         return per_view[:, own].flatten(0, 1)
 
     mix = None if batch.mix is None else Mix(*(mine(part) for part in batch.mix))
-    return replace(batch, inputs=mine(batch.inputs), targets=mine(batch.targets), indices=mine(batch.indices), mix=mix)
+    plain = None if batch.plain_targets is None else mine(batch.plain_targets)
+    return replace(
+        batch,
+        inputs=mine(batch.inputs),
+        targets=mine(batch.targets),
+        indices=mine(batch.indices),
+        mix=mix,
+        plain_targets=plain,
+    )
 
 
 def make_dynamics(num_examples: int, device: torch.device) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Mixup: blend each row of a batch with another, images and targets alike."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,10 +26,13 @@ class Mixup:
     """
 
     alpha: float = 1.0
+    views: Literal["all", "first"] = "all"  # "first" leaves all other views as they are
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 100:
             raise ValueError(f"alpha {self.alpha!r} must be above 0 and at most 100; for no mixup, leave Mixup out")
+        if self.views not in ("all", "first"):
+            raise ValueError(f'views={self.views!r} must be "all" or "first"')
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int | Tensor) -> Batch:
         """The mixed batch, which says in `mix` who was mixed with whom; call it after the teacher, before the model.
@@ -56,11 +60,16 @@ class Mixup:
         offsets = torch.arange(0, num_rows, len(indices), device=indices.device)  # (V,)
         partners = (offsets[:, None] + _partners(indices, batch.is_real[: len(indices)], seed, epoch)).flatten()
         share = _smaller_shares(self.alpha, seeds.uniform(seed, "mixup weight", epoch, indices)).repeat(views)
+        if self.views == "first":
+            is_first = torch.arange(num_rows, device=indices.device) < len(indices)
+            share = share.where(is_first, 0.0)
+            partners = partners.where(is_first, torch.arange(num_rows, device=indices.device))
         return replace(
             batch,
             inputs=_blend(batch.inputs, partners, share),
             targets=_blend(batch.targets, partners, share),
             mix=Mix(partners, batch.indices[partners], 1 - share),
+            plain_targets=batch.targets,
         )
 
 
