@@ -14,13 +14,15 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys):
+def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("nearsay.report.mapping.MOST_POINTS", 50)
     assert cli.main(["audit", str(finished), "--show", "3"]) == 0
     said = capsys.readouterr().out
+    assert f"open {finished / 'report.html'} in a browser" in said
     assert "label score" in said
     assert "95 % interval" in said
     assert (finished / "audit.csv").is_file()
-    assert cli.main(["audit", str(finished), "--json"]) == 0
+    assert cli.main(["audit", str(finished), "--json", "--no-report"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["detection"]["score"]["auroc"] > 0.9
     assert cli.main(["clean", str(finished)]) == 0

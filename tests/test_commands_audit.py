@@ -1,6 +1,5 @@
 import json
-import os
-import signal
+import sys
 import time
 
 import numpy as np
@@ -11,7 +10,8 @@ from PIL import Image
 
 from nearsay import config, tables
 from nearsay.commands import audit as command
-from nearsay.commands.audit import audit_run, clean_run
+from nearsay.commands.audit import audit_run
+from nearsay.commands.clean import clean_run
 from nearsay.datasets import Manifest
 from nearsay.run import RunError
 from nearsay.tables import TableError
@@ -65,7 +65,7 @@ def photos(tmp_path_factory):
 
 
 def test_wrong_labels_of_a_run_are_found(run):
-    found = audit_run(run, k=10, device="cpu")
+    found = audit_run(run, k=10, device="cpu", report=False)
     assert found.summary["detection"]["score"]["auroc"] > 0.95
     assert set(found.summary["detection"]) == {"score", "probabilities", "neighbors", "propagation", "training"}
     effective = (read_labels(run).given != read_labels(run).clean).float().mean().item()
@@ -75,7 +75,7 @@ def test_wrong_labels_of_a_run_are_found(run):
 
 
 def test_the_table_has_a_row_for_each_example(run):
-    found = audit_run(run, k=7, device="cpu")
+    found = audit_run(run, k=7, device="cpu", report=False)
     cells = tables.read(run / "audit.csv").columns
     labels = read_labels(run)
     assert cells["index"] == [str(number) for number in range(400)]
@@ -92,14 +92,14 @@ def test_the_same_run_gives_the_same_bytes(run):
     contents = []
     for pause in (0.0, 1.1):  # archives may hold the second when they were written
         time.sleep(pause)
-        audit_run(run, device="cpu")
+        audit_run(run, device="cpu", report=False)
         clean_run(run)
         contents.append({path.name: path.read_bytes() for path in run.iterdir() if path.is_file()})
     assert contents[0] == contents[1]
 
 
 def test_other_formats_are_written_when_asked_for(run):
-    found = audit_run(run, device="cpu", parquet=True, spreadsheet=True)
+    found = audit_run(run, device="cpu", report=False, parquet=True, spreadsheet=True)
     names = {path.name for path in found.files}
     assert names == {"audit.csv", "audit.json", "audit.parquet", "audit-spreadsheet.csv"}
     assert tables.read(run / "audit.parquet").columns["index"] == tables.read(run / "audit.csv").columns["index"]
@@ -111,7 +111,7 @@ def test_examples_that_are_not_in_the_table_of_predictions_are_unreadable(run):
     order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
     order = order[(order != 5) & (order != 17)]
     path.write_bytes(safetensors.torch.save({name: tensor[order] for name, tensor in tensors.items()}))
-    found = audit_run(run, device="cpu")
+    found = audit_run(run, device="cpu", report=False)
     cells = tables.read(run / "audit.csv").columns
     assert [row for row, status in enumerate(cells["status"]) if status == "unreadable"] == [5, 17]
     assert cells["label_score"][5] is None
@@ -128,7 +128,7 @@ def test_examples_that_are_not_in_the_table_of_predictions_are_unreadable(run):
 
 def test_a_run_without_dynamics_is_audited_without_them(run):
     (run / "dynamics.safetensors").unlink()
-    assert "training" not in audit_run(run, device="cpu").audit.parts
+    assert "training" not in audit_run(run, device="cpu", report=False).audit.parts
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_run_without_dynamics_is_audited_without_them(run):
 def test_a_damaged_run_is_told_in_one_sentence(run, name, content, complaint):
     (run / name).unlink() if content is None else (run / name).write_bytes(content)
     with pytest.raises(RunError, match=complaint) as caught:
-        audit_run(run, device="cpu")
+        audit_run(run, device="cpu", report=False)
     assert caught.value.code == 65
     assert not (run / "audit.csv").exists()
 
@@ -155,34 +155,39 @@ def test_dynamics_of_other_examples_are_refused(run):
     short = {name: tensor[:-1] for name, tensor in tensors.items()}
     (run / "dynamics.safetensors").write_bytes(safetensors.torch.save(short))
     with pytest.raises(RunError, match="it is not of 400 examples"):
-        audit_run(run, device="cpu")
+        audit_run(run, device="cpu", report=False)
 
 
-def test_an_audit_that_is_killed_leaves_nothing_half_written(run):
+def test_the_page_is_drawn_unless_it_is_not_wanted(run):
+    assert audit_run(run, device="cpu", report=False).page is None
+    assert not (run / "report.html").exists()
+    found = audit_run(run, device="cpu")
+    assert (found.page, found.remark) == (run / "report.html", "")
+    assert found.files[-1] == run / "report.html"
+    page = (run / "report.html").read_bytes()
+    assert f"<b>{found.summary['num_issues']}</b>seem wrong".encode() in page
+    (run / "corrections.csv").write_text("index,label\n7,nowhere\n")
     audit_run(run, device="cpu")
-    clean_run(run)
-    expected = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    for delay in (0.02, 0.06, 0.1, 0.15, 0.2):
-        child = os.fork()
-        if child == 0:
-            audit_run(run, device="cpu")
-            clean_run(run)
-            os._exit(0)
-        time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        for name in ("audit.csv", "audit.json", "cleaned.npz"):
-            assert (run / name).read_bytes() == expected[name]
+    assert b"label &#39;nowhere&#39; is no class of the run" in (run / "report.html").read_bytes()
+    (run / "corrections.csv").unlink()
     audit_run(run, device="cpu")
-    clean_run(run)
-    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == expected
+    assert (run / "report.html").read_bytes() == page
+
+
+def test_a_page_that_cannot_be_drawn_is_no_reason_not_to_audit(run, monkeypatch):
+    (run / "result.json").unlink()
+    found = audit_run(run, device="cpu")
+    assert (found.page, (run / "audit.csv").is_file()) == (None, True)
+    assert "result.json is missing" in found.remark
+    monkeypatch.setitem(sys.modules, "nearsay.report.audited", None)
+    assert "nearsay.report.audited" in audit_run(run, device="cpu").remark
 
 
 # Files
 
 
 def test_paths_are_told_and_formulas_are_quoted_for_spreadsheets_only(photos):
-    audit_run(photos / "run", device="cpu", k=3, spreadsheet=True)
+    audit_run(photos / "run", device="cpu", report=False, k=3, spreadsheet=True)
     cells = tables.read(photos / "run" / "audit.csv").columns
     assert cells["path"][0] == "=cat/1.png"
     assert set(cells["given_label"]) == {"=cat", "dog"}
@@ -194,7 +199,7 @@ def test_paths_are_told_and_formulas_are_quoted_for_spreadsheets_only(photos):
 
 
 def test_a_manifest_of_the_cleaned_files_can_be_trained_on(photos):
-    audit_run(photos / "run", device="cpu", k=3)
+    audit_run(photos / "run", device="cpu", report=False, k=3)
     found = clean_run(photos / "run", relabel_above=0.5)
     assert photos / "run" / "cleaned.csv" in found.files
     split = Manifest(path=photos / "run" / "cleaned.csv", root=photos / "images").open("train")
@@ -206,7 +211,7 @@ def test_a_manifest_of_the_cleaned_files_can_be_trained_on(photos):
 def test_files_that_are_gone_have_no_path(photos, tmp_path):
     (photos / "images").rename(tmp_path / "elsewhere")
     try:
-        audit_run(photos / "run", device="cpu", k=3)
+        audit_run(photos / "run", device="cpu", report=False, k=3)
         assert set(tables.read(photos / "run" / "audit.csv").columns["path"]) == {None}
         clean_run(photos / "run")
     finally:
@@ -217,7 +222,7 @@ def test_files_that_are_gone_have_no_path(photos, tmp_path):
 
 
 def test_sure_suggestions_are_taken_and_poor_labels_dropped(run):
-    audited = audit_run(run, device="cpu").audit
+    audited = audit_run(run, device="cpu", report=False).audit
     found = clean_run(run, relabel_above=0.9, drop_below=0.3)
     labels = read_labels(run)
     sure = audited.is_issue & (audited.suggested.probabilities.double().round(decimals=6) >= 0.9)
@@ -236,7 +241,7 @@ def test_sure_suggestions_are_taken_and_poor_labels_dropped(run):
 
 def test_cleaned_labels_are_nearer_to_the_truth_and_originals_stay(run):
     before = (run / "labels.npz").read_bytes()
-    audit_run(run, device="cpu")
+    audit_run(run, device="cpu", report=False)
     found = clean_run(run)
     labels = read_labels(run)
     kept = found.given >= 0
@@ -245,7 +250,7 @@ def test_cleaned_labels_are_nearer_to_the_truth_and_originals_stay(run):
 
 
 def test_corrections_have_the_last_word(run):
-    audit_run(run, device="cpu")
+    audit_run(run, device="cpu", report=False)
     automatic = clean_run(run)
     classes = read_labels(run).classes
     first, second, third = automatic.relabeled[:3].tolist()
@@ -265,6 +270,18 @@ def test_corrections_have_the_last_word(run):
     assert torch.equal(clean_run(run, corrections=run / "mine.csv").given, found.given)
 
 
+def test_what_was_undone_is_undecided_again(run):
+    audit_run(run, device="cpu", report=False)
+    automatic = clean_run(run)
+    classes, given = read_labels(run).classes, read_labels(run).given
+    first = automatic.relabeled[0].item()
+    kept = f"{first},{classes[given[first]]},keep\n"
+    (run / "corrections.csv").write_text("index,label,decision\n" + kept)
+    assert clean_run(run).given[first] == given[first]
+    (run / "corrections.csv").write_text("index,label,decision\n" + kept + kept.replace("keep", "undo"))
+    assert torch.equal(clean_run(run).given, automatic.given)
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -277,7 +294,7 @@ def test_corrections_have_the_last_word(run):
     ],
 )
 def test_corrections_that_cannot_be_meant_are_refused(run, content, complaint):
-    audit_run(run, device="cpu")
+    audit_run(run, device="cpu", report=False)
     (run / "mine.csv").write_text(content)
     with pytest.raises(TableError) as caught:
         clean_run(run, corrections=run / "mine.csv")
@@ -288,7 +305,7 @@ def test_corrections_that_cannot_be_meant_are_refused(run, content, complaint):
 def test_cleaning_needs_an_audit_of_these_labels(run):
     with pytest.raises(RunError, match=r"audit\.csv is missing; audit the run first"):
         clean_run(run)
-    audit_run(run, device="cpu")
+    audit_run(run, device="cpu", report=False)
     lines = (run / "audit.csv").read_text().splitlines(keepends=True)
     (run / "audit.csv").write_text("".join(lines[:-1]))
     with pytest.raises(RunError, match="it is of other labels"):
@@ -305,7 +322,7 @@ def test_shares_out_of_range_are_refused(run, choice):
 
 
 def test_files_of_another_number_are_not_told_as_paths(photos):
-    experiment = command._experiment(photos / "run")
+    experiment = command.read_experiment(photos / "run")
     files = command.file_names(experiment, "train")
     assert files is not None
     assert command.file_names(experiment, "train", len(files) + 1) is None
@@ -321,13 +338,15 @@ def test_the_noise_rate_of_a_run_on_digits_is_estimated_within_four_points(tmp_p
     trained(tmp_path, "digits", [f"noise={rate}", "seed=3"])
     labels = read_labels(tmp_path)
     effective = 0.0 if labels.clean is None else (labels.given != labels.clean).float().mean().item()
-    assert audit_run(tmp_path, device="cpu").summary["noise_rate"]["estimate"] == pytest.approx(effective, abs=0.04)
+    assert audit_run(tmp_path, device="cpu", report=False).summary["noise_rate"]["estimate"] == pytest.approx(
+        effective, abs=0.04
+    )
 
 
 @pytest.mark.slow
 def test_cleaning_pays_on_digits(tmp_path):
     before = trained(tmp_path / "before", "digits", ["noise=0.4", "seed=3"])["accuracy"]["test"]["final"]
-    audit_run(tmp_path / "before", device="cpu")
+    audit_run(tmp_path / "before", device="cpu", report=False)
     clean_run(tmp_path / "before")
     relabeled = [f"relabeled={tmp_path / 'before' / 'cleaned.npz'}"]
     after = trained(tmp_path / "after", "digits", ["noise=0.4", "seed=3"], relabeled)["accuracy"]["test"]["final"]

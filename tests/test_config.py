@@ -35,6 +35,7 @@ NAMES = [
     "digits",
     "embeddings",
     "folder",
+    "hub",
     "manifest",
     "mini_imagenet",
     "toy",

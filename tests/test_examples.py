@@ -1,10 +1,14 @@
 """What a reader is shown is true: the examples run, the documents' code runs, and what they quote exists."""
 
+import json
 import re
+from functools import partial
 from pathlib import Path
 
 import loop
+import numpy as np
 import pytest
+import text
 import torch
 import toy
 
@@ -27,6 +31,7 @@ DOCUMENTS = [
     "docs/paper.md",
     "docs/coverage.md",
     "docs/audit.md",
+    "docs/adapters.md",
 ]
 
 
@@ -148,6 +153,48 @@ def test_the_code_of_the_audit_page_runs(capsys):
     names = {"labels": labels, "features": features, "probabilities": (5 * features).softmax(dim=1)}
     exec(shown, names)
     assert names["suspicious"][0] == 5
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_code_of_the_text_page_finds_the_wrong_labels(capsys):
+    [shown] = blocks(read("docs/text.md"), "python")
+    questions = text.make_questions()
+    names = {"texts": questions.texts, "labels": questions.given}
+    exec(shown, names)
+    wrong = np.flatnonzero(questions.given != questions.true)
+    assert len(wrong) == 6
+    assert sorted(names["suspicious"].tolist()) == wrong.tolist()
+    assert len(capsys.readouterr().out.splitlines()) == 6
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_example_on_text_shows_the_wrong_labels_first(capsys):
+    text.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert [" wrong: it is " in line for line in lines] == [True] * 6 + [False] * 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_example_on_text_compares_what_a_file_holds(tmp_path, monkeypatch, capsys):
+    """Scattered errors on the questions: every way finds them, and the numbers are those of known answers."""
+    questions, kinds = text.make_questions(), list(text.QUESTIONS)
+    true, given = ([kinds.index(kind) for kind in labels] for labels in (questions.true, questions.given))
+    columns = zip(questions.texts, true, given, strict=True)
+    rows = [{"text": text, "label": label, "mv": vote} for text, label, vote in columns]
+    uncovered = {"text": "nobody knows", "label": 0, "mv": -1}
+    content = {"train": [*rows, uncovered], "test": [*rows[:12], uncovered]}
+    path = tmp_path / "weak.json"
+    path.write_text(json.dumps(content), "utf-8")
+    monkeypatch.setattr(text, "NCR_SETTINGS", [{"alpha": 0.9, "k": 5, "hidden": (32,), "balanced": True}])
+    monkeypatch.setattr(text, "REGRESSION_SETTINGS", [{"C": 3.0, "balanced": True}])
+    monkeypatch.setattr(text, "make_embedder", partial(text.make_embedder, 16))
+    monkeypatch.setattr(text, "SEEDS", range(2))
+    text.main([str(path)])
+    about, found, accuracy = capsys.readouterr().out.splitlines()
+    assert about.startswith("36 sentences, ")
+    by_ncr, by_regression, by_rarity = map(float, re.findall(r" (0\.\d+|1\.0+)(?= ±|$)", found))
+    assert min(by_ncr, by_regression) > 0.9 > by_rarity
+    assert accuracy.startswith("accuracy on 12 test sentences: the votes 0.917, ")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -325,8 +325,15 @@ def _read_facts(session: Any, path: Path) -> Mapping[str, Any]:
     written = session.get_modelmeta().custom_metadata_map.get(_FACTS)
     if written is None:
         raise ValueError(f"{path} was not exported by nearsay, so its classes are unknown; export the run again")
-    facts: Mapping[str, Any] = json.loads(written)
-    return facts
+    try:
+        facts = json.loads(written)
+        names, size = facts["label_names"], facts["image_size"]
+        is_whole = all(isinstance(name, str) for name in names) and len(names) == session.get_outputs()[0].shape[1]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_whole, size = False, 0
+    if not is_whole or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"{path} does not say what its classes are; export the run again")
+    return dict(facts)
 
 
 def _import(name: str) -> Any:  # Any: the library may be missing

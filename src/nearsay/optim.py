@@ -196,8 +196,9 @@ def snapshot(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copies for `keep_old_`, in a few kernels however many there are."""
     tensors = list(tensors)
     copies = [torch.empty_like(tensor) for tensor in tensors]
-    if tensors:
-        torch._foreach_copy_(copies, tensors)
+    for dtype in {tensor.dtype for tensor in tensors}:  # a list of several kinds would be copied one by one
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        torch._foreach_copy_([copies[place] for place in places], [tensors[place] for place in places])
     return copies
 
 

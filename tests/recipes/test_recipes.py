@@ -15,6 +15,7 @@ from nearsay.augment import (
     Augment,
     ColorJitter,
     Mixup,
+    RandAugment,
     RandomResizedCrop,
     Views,
 )
@@ -33,6 +34,7 @@ from nearsay.recipes import (
     digits,
     embeddings,
     folder,
+    hub,
     manifest,
     mini_imagenet,
     toy,
@@ -48,6 +50,7 @@ RECIPES = {
     "digits": digits,
     "embeddings": embeddings,
     "folder": folder,
+    "hub": hub,
     "manifest": manifest,
     "mini_imagenet": mini_imagenet,
     "toy": toy,
@@ -143,7 +146,8 @@ def test_every_recipe_takes_every_method(name):
     for method in methods_of(name):
         experiment = made(name, method=method)
         is_mixed = "mixup" in method or "elr+" in method
-        assert experiment.mixup == (Mixup(alpha=1.0 if "cifar" in name else 0.5) if is_mixed else None)
+        wanted = Mixup(alpha=1.0, views="first") if method == "nearsay" else None
+        assert experiment.mixup == (Mixup(alpha=1.0 if "cifar" in name else 0.5) if is_mixed else wanted)
         assert experiment.networks == (2 if "elr+" in method else 1)
         assert experiment.only_clean == method.startswith("oracle")
         if name in ON_FEATURES:
@@ -153,6 +157,9 @@ def test_every_recipe_takes_every_method(name):
             assert experiment.augment.first == experiment.augment.second
         elif method == "ncr+mixup+da":
             assert experiment.augment.second == (*experiment.augment.first, ColorJitter())
+        elif method == "nearsay":
+            assert experiment.augment.second == (*experiment.augment.first, RandAugment())
+            assert experiment.self_taught
         elif experiment.augment is not None:
             assert isinstance(experiment.augment, Augment)
 
@@ -382,6 +389,9 @@ def test_every_method_takes_a_step_on_the_quick_recipes(name):
         model = experiment.backbone.build(num_classes, num_inputs=batch.inputs.shape[1])
         memory = experiment.objective.memory(len(labels.given), num_classes, model.num_features)
         stage = experiment.objective.stage(0.0, memory)
+        if experiment.self_taught:
+            with torch.no_grad():
+                batch = replace(batch, teacher=model(batch.inputs))
         loss = experiment.objective(model(batch.inputs), batch, torch.tensor(0.0), memory, stage)
         loss.total.backward()
         assert loss.total.isfinite()

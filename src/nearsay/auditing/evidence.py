@@ -21,11 +21,12 @@ class Evidence(NamedTuple):
     distances: Tensor  # (N, K) between features of length 1; √2 where nobody stands
     groups: Tensor  # (N,) int64 number of the group of near-duplicates, −1 for an example that is the only one
     recall: float | None  # of an approximate search
+    lengths: Tensor | None = None  # (N,) of the features
 
 
 def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evidence:
     """Search the (N, D) features, on the device where they are; the evidence is on the CPU."""
-    directions, _ = normalize(features)
+    directions, lengths = _directions(features)
     (similarities, positions), recall = nearest_others(directions, k, approximate=approximate)
     distances = _distances(directions, positions)
     similarities, positions, distances = (each.cpu() for each in (similarities, positions, distances))
@@ -34,7 +35,7 @@ def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evide
     similarities, positions, distances = (each.gather(1, order) for each in (similarities, positions, distances))
     distances = distances.where(similarities > 0, _NOBODY)
     groups = duplicate_groups(positions, similarities, distances)
-    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall)
+    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall, lengths)
 
 
 def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor) -> Tensor:
@@ -46,8 +47,12 @@ def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor)
     scale = distances[:, -1]  # (N,) how far away the others are
     reach = DUPLICATE * torch.minimum(scale[:, None], scale[positions])
     is_edge = (similarities > 0) & (distances <= reach.clamp(min=_IDENTICAL))
-    rows, columns = is_edge.nonzero()[:, 0], positions[is_edge]
-    names = torch.arange(len(positions))
+    return connected(len(positions), is_edge.nonzero()[:, 0], positions[is_edge])
+
+
+def connected(num: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """(num,) number of the group of each that pairs connect, in the order of their first members; −1 for the others."""
+    names = torch.arange(num)
     while True:
         lowest = torch.minimum(names[rows], names[columns])
         new = names.scatter_reduce(0, rows, lowest, "amin").scatter_reduce(0, columns, lowest, "amin")
@@ -72,6 +77,12 @@ def votes(evidence: Evidence, labels: Tensor, is_voter: Tensor, num_classes: int
     return tally / tally.sum(dim=1, keepdim=True).clamp(min=torch.finfo(tally.dtype).tiny)
 
 
+def fullness(evidence: Evidence) -> Tensor:
+    """(N,) from 0 to 1: the length of the features over the typical one, low where a network has seen little."""
+    assert evidence.lengths is not None
+    return (evidence.lengths / evidence.lengths.median().clamp(min=1e-30)).clamp(max=1)
+
+
 def closeness(evidence: Evidence) -> Tensor:
     """(N,) from 0 to 1: the typical distance to the neighbors over one's own, low for whom nobody is near."""
     mean = evidence.distances.mean(dim=1)
@@ -92,6 +103,20 @@ def _own_share(evidence: Evidence) -> Tensor:
         counted = is_same.sum(dim=2).clamp(min=1).reciprocal().where(is_group, 1.0)
         share[some] = counted.masked_fill(is_group & is_own, 0.0)
     return share
+
+
+def _directions(features: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, D) features of length 1 in at least single precision, and their (N,) lengths on the CPU; a part at a time."""
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    found = torch.empty(features.shape, dtype=dtype, device=features.device)
+    lengths = []
+    for some, place in zip(
+        *(torch.split(rows, max(1, _CHUNK // features.shape[1])) for rows in (features, found)), strict=True
+    ):
+        units, length = normalize(some.to(dtype))
+        place.copy_(units)
+        lengths.append(length[:, 0].where(length[:, 0].isfinite(), 0.0).float().cpu())
+    return found, torch.cat(lengths)
 
 
 def _distances(directions: Tensor, positions: Tensor) -> Tensor:

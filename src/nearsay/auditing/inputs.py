@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_CHUNK = 2**24  # numbers looked at in one go
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities: half precision must pass, logits must not
 
 
@@ -23,7 +24,7 @@ class Inputs(NamedTuple):
     labels: Tensor  # (N,) int64; −1 where unlabeled
     classes: tuple[str, ...]
     probabilities: Tensor | None  # (N, C) float32 on the CPU
-    features: Tensor | None  # (N, D) floating point, where the user has it
+    features: Tensor | None  # (N, D) floating point as precise as they came, where the user has it
     dynamics: Dynamics | None
 
 
@@ -101,10 +102,13 @@ def _probabilities(values: Any) -> Tensor:
 
 def _features(values: Any) -> Tensor:
     rows = _floating("features", values, "D")
-    if not rows.isfinite().all():
-        row = int((~rows.isfinite()).any(dim=1).nonzero()[0])
-        raise ValueError(f"features hold NaN or infinity, first in row {row}; leave such examples out")
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+    start = 0
+    for some in torch.split(rows, max(1, _CHUNK // rows.shape[1])):
+        if not some.isfinite().all():
+            row = start + int((~some.isfinite()).any(dim=1).nonzero()[0])
+            raise ValueError(f"features hold NaN or infinity, first in row {row}; leave such examples out")
+        start += len(some)
+    return rows
 
 
 def _dynamics(values: Mapping[str, Any]) -> Dynamics:

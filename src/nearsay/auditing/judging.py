@@ -23,8 +23,9 @@ from torch import Tensor
 
 from nearsay.auditing import estimating
 from nearsay.auditing.estimating import NoiseRate
-from nearsay.auditing.evidence import Evidence, closeness, gather_evidence, votes
+from nearsay.auditing.evidence import Evidence, closeness, connected, fullness, gather_evidence, votes
 from nearsay.auditing.inputs import Dynamics, Inputs, read_inputs
+from nearsay.auditing.pictures import LEAST_SIDE, Thumbnails, same_pictures, shrink, usualness
 from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
 from nearsay.propagation import propagate_labels
@@ -49,6 +50,7 @@ def audit(
     classes: Sequence[str] | None = None,
     k: int = 20,
     approximate: bool | None = None,
+    images: Tensor | Thumbnails | None = None,
 ) -> Audit:
     """Say which labels to distrust; arrays may be of numpy or torch, or lists.
 
@@ -62,13 +64,19 @@ def audit(
         classes: names of the classes, by default those that occur, sorted.
         k: neighbors that are asked.
         approximate: whether to find neighbors by an index; by default from 200 000 rows on a CPU.
+        images: (N, 3, H, W) uint8, or thumbnails of them: near-duplicates are then seen in the pictures and not in the
+            features, which are needed all the same, and so is what is foreign.
 
     Raises:
         ValueError: for arrays that cannot be meant; the message says which and what would work.
     """
     check_whole("k", k, 1)
     inputs = read_inputs(labels, probabilities, features, dynamics, classes)
+    pictures = _pictures(images, len(inputs.labels))
     evidence = None if inputs.features is None else gather_evidence(inputs.features, k, approximate)
+    if evidence is not None and pictures is not None:
+        pairs = same_pictures(pictures, approximate=approximate)
+        evidence = evidence._replace(groups=connected(len(inputs.labels), *pairs.T))
     in_training = None if inputs.dynamics is None else _in_training(inputs)
     everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool), k, first=True)
     first = _combined(in_training, everybody, inputs.labels)
@@ -88,7 +96,7 @@ def audit(
         suggested=suggested,
         is_issue=(inputs.labels >= 0) & (suggested.labels != inputs.labels),
         evidence=evidence,
-        ood_scores=_ood_scores(inputs, evidence),
+        ood_scores=_ood_scores(inputs, evidence, pictures),
         noise_rate=rate,
         noise_matrix=matrix,
     )
@@ -117,7 +125,8 @@ def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, k: int
         # Propagation searches exactly, which is too slow where the neighbors were not found in that way.
         if not first and evidence.recall is None and (trusted >= 0).any():
             assert inputs.features is not None
-            scores = propagate_labels(inputs.features, trusted.to(inputs.features.device), num_classes, k=k).cpu()
+            points = inputs.features.to(torch.promote_types(inputs.features.dtype, torch.float32))
+            scores = propagate_labels(points, trusted.to(points.device), num_classes, k=k).cpu()
             views["propagation"] = (scores / scores.sum(dim=1, keepdim=True).clamp(min=1e-30)).float()
     return _Beliefs(views, {name: margin(view, inputs.labels) for name, view in views.items()})
 
@@ -207,8 +216,25 @@ def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
     return Suggested(best, sure.where(best >= 0, torch.nan).float())
 
 
-def _ood_scores(inputs: Inputs, evidence: Evidence | None) -> Tensor | None:
-    """(N,) from 0 to 1, low for what is like nothing else: by neighbors, or else by the largest probability."""
+def _pictures(images: Tensor | Thumbnails | None, num: int) -> Thumbnails | None:
+    """None also for pictures that are too small to be told apart."""
+    if images is None:
+        return None
+    pictures = shrink(images) if isinstance(images, Tensor) else images
+    if len(pictures.gray) != num:
+        raise ValueError(f"{num} labels but {len(pictures.gray)} images; there must be as many")
+    return pictures if pictures.gray.shape[1] >= LEAST_SIDE else None
+
+
+def _ood_scores(inputs: Inputs, evidence: Evidence | None, pictures: Thumbnails | None) -> Tensor | None:
+    """(N,) from 0 to 1, low for what is like nothing else; without features and pictures the largest probability.
+
+    Far from all neighbors, with features shorter than usual (networks say little about what they do not know), or a
+    picture with unusual statistics: the product of what is known, each 1 for what is as usual as most.
+    """
+    signs = [] if pictures is None else [usualness(pictures)]
     if evidence is not None:
-        return closeness(evidence).float()
+        signs += [closeness(evidence).float(), fullness(evidence)]
+    if signs:
+        return torch.stack(signs).prod(dim=0)
     return None if inputs.probabilities is None else inputs.probabilities.amax(dim=1).clamp(max=1)

@@ -21,6 +21,8 @@ from nearsay.cli.auditing import audit, clean
 from nearsay.cli.options import Json, Out, Quiet, Recipe, check_device, print_json
 from nearsay.cli.paper import check, propagate, reproduce
 from nearsay.cli.reading import compare, evaluate, export, predict
+from nearsay.cli.recording import results
+from nearsay.cli.reviewing import review
 from nearsay.cli.starting import demo, doctor, get, recipes
 from nearsay.cli.sweeping import sweep
 from nearsay.config import Call, apply_overrides, call_recipe, to_tree
@@ -120,9 +122,11 @@ for verb in (
     predict,
     compare,
     audit,
+    review,
     clean,
     export,
     reproduce,
+    results,
     propagate,
     recipes,
     doctor,

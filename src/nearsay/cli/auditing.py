@@ -1,13 +1,26 @@
 """Verbs about labels to distrust: audit and clean."""
 
+import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nearsay.cli.options import Device, Json, Run, print_json
 from nearsay.config import ConfigError
 from nearsay.progress import make_table, percent, print_table
+
+if TYPE_CHECKING:
+    from nearsay.commands.audit import Audited
+
+
+class Tool(StrEnum):
+    """Other tools that an audit can be handed to."""
+
+    CLEANLAB = "cleanlab"
+    FIFTYONE = "fiftyone"
+    LABEL_STUDIO = "label-studio"
 
 
 def audit(
@@ -18,17 +31,29 @@ def audit(
     spreadsheet: Annotated[
         bool, typer.Option("--spreadsheet", help="Write a CSV too in which no cell is taken for a formula.")
     ] = False,
+    tools: Annotated[
+        list[Tool] | None,
+        typer.Option(
+            "--for",
+            help="Write what this tool reads, too; may be given several times.",
+            metavar=f"[{'|'.join(Tool)}]",
+        ),
+    ] = None,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Draw report.html, a page of it all.")] = True,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Rank the labels of a run by how much to distrust them.
 
     Takes seconds: it reads what training has kept of each example. Writes audit.csv (the lowest label_score is the most
-    suspicious, with the neighbors as evidence) and audit.json.
+    suspicious, with the neighbors as evidence), audit.json, and report.html, a page that opens offline.
     """
     from nearsay.commands.audit import audit_run  # noqa: PLC0415  # brings torch
 
-    found = audit_run(run, k=k, device=device, parquet=parquet, spreadsheet=spreadsheet)
+    found = audit_run(run, k=k, device=device, parquet=parquet, spreadsheet=spreadsheet, report=report)
+    if found.remark:
+        print(f"note: no report: {found.remark}", file=sys.stderr)
+    handed = _hand_over(run, found, tools or [])
     if as_json:
         print_json(found.summary)
         return
@@ -43,6 +68,10 @@ def audit(
     span = f"{percent(rate.estimate)} (95 % interval {percent(rate.low)} to {percent(rate.high)})"
     print(f"{num_issues:,} of {len(found.indices):,} labels seem wrong; about {span} of all are.")
     print(f"The whole list is in {found.files[0]}; nearsay clean {run} makes labels of it that can be trained on.")
+    if found.page is not None:
+        print(f"To look at it, open {found.page} in a browser.")
+    for line in handed:
+        print(line)
 
 
 def clean(
@@ -55,7 +84,11 @@ def clean(
     ] = 0.5,
     corrections: Annotated[
         Path | None,
-        typer.Option("--corrections", help="A table of index and label that has the last word.", exists=True),
+        typer.Option(
+            "--corrections",
+            help="A table of index and label, or the JSON export of Label Studio, that has the last word.",
+            exists=True,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -67,8 +100,12 @@ def clean(
     for name, value in (("--relabel-above", relabel_above), ("--drop-below", drop_below)):
         if not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
-    from nearsay.commands.audit import clean_run  # noqa: PLC0415  # brings torch
+    from nearsay.commands.clean import clean_run  # noqa: PLC0415  # brings torch
 
+    if corrections is not None and corrections.suffix.lower() == ".json":
+        from nearsay.commands.handing import read_label_studio  # noqa: PLC0415  # brings torch
+
+        corrections = read_label_studio(run, corrections)
     done = clean_run(run, relabel_above=relabel_above, drop_below=drop_below, corrections=corrections)
     counts = {name: len(getattr(done, name)) for name in ("relabeled", "dropped", "review")}
     if as_json:
@@ -78,6 +115,19 @@ def clean(
         f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
     )
     print(f"Train on them with --set relabeled={run / 'cleaned.npz'}")
+
+
+def _hand_over(run: Path, found: "Audited", tools: list[Tool]) -> list[str]:
+    """Write for the tools, and tell what was written in a line each."""
+    if not tools:
+        return []
+    from nearsay.commands.handing import hand_over  # noqa: PLC0415  # brings torch
+
+    done = hand_over(run, found, [tool.value for tool in tools])
+    told = [f"Wrote {path}" for path in done.files]
+    if done.root is not None and Tool.LABEL_STUDIO in tools:
+        told.append(f"Label Studio shows the images if LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {done.root}")
+    return told
 
 
 def _told(cell: object) -> str:

@@ -51,7 +51,15 @@ def evaluate(
 
 
 def predict(
-    run: Run,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder that nearsay train has made, or an .onnx file of nearsay export.",
+            metavar="RUN",
+            exists=True,
+            show_default=False,
+        ),
+    ],
     paths: Annotated[
         list[Path],
         typer.Argument(
@@ -63,7 +71,7 @@ def predict(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Label images or features with a trained run.
+    """Label images or features with a run or its ONNX file.
 
     The table has the columns path, label, probability and error; what cannot be read is a row with an error.
     """
@@ -75,7 +83,7 @@ def predict(
         raise ConfigError(f"--out {out} must end in one of {', '.join(tables.ENDINGS)}")
     if out is not None and not out.parent.is_dir():
         raise RunError(f"cannot write {out}: {out.parent} is no folder; make it first", CANNOT_CREATE)
-    columns = command.predict(run, paths, device=device)
+    columns = command.predict(model, paths, device=device)
     if out is None:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)

@@ -1,6 +1,5 @@
-"""The labels of a finished run: audited into a table of them all, and cleaned by what was found."""
+"""The labels of a finished run, audited into a table of them all and a page that shows them."""
 
-import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,17 @@ from torch import Tensor
 
 from nearsay import config, metrics, tables
 from nearsay.auditing import Audit, audit
-from nearsay.core import Files, Labels, Predictions, check_number
+from nearsay.auditing.pictures import Thumbnails, shrink_each
+from nearsay.commands.corrections import read_corrections
+from nearsay.core import Files, Labels, Predictions
+from nearsay.datasets.images import ImageError, decode
 from nearsay.experiment import Experiment
 from nearsay.run import BAD_DATA, RunError, open_run, write_whole
 from nearsay.tables import Cell
 from nearsay.trained import read_labels, read_origin
 
 RECALLS = (0.8, 0.9, 0.95)  # of the wrong labels, for which the summary says how many to review
-SPLITS = ("train", "validation", "test")
+PAGE = "report.html"
 _UNREADABLE = "unreadable"
 _HELD_OUT = "held out"
 
@@ -34,21 +36,31 @@ class Audited(NamedTuple):
     indices: Tensor  # (n,) their numbers in the data set
     summary: dict[str, Any]  # as in audit.json
     files: tuple[Path, ...]
+    page: Path | None = None  # report.html
+    remark: str = ""  # why there is no page, though one was wanted
 
 
 def audit_run(
-    folder: Path, *, k: int = 20, device: str = "auto", parquet: bool = False, spreadsheet: bool = False
+    folder: Path,
+    *,
+    k: int = 20,
+    device: str = "auto",
+    parquet: bool = False,
+    spreadsheet: bool = False,
+    report: bool = True,
 ) -> Audited:
-    """Audit the labels that a run has learned, and write `audit.csv` and `audit.json` into its folder.
+    """Audit the labels that a run has learned, and write `audit.csv`, `audit.json` and `report.html` into its folder.
 
     `parquet` writes `audit.parquet` as well, `spreadsheet` an `audit-spreadsheet.csv` in which no cell is a formula.
-    The same folder gives the same bytes, however often it is asked.
+    The page needs an extra; without it the audit stands, and `remark` says what is missing. The same folder gives the
+    same bytes, however often it is asked.
     """
     labels = read_labels(folder)
-    experiment = _experiment(folder)
+    experiment = read_experiment(folder)
     predictions = _read_predictions(folder, len(labels.classes))
     shown = metrics.aligned(labels, predictions)
     place = config.override(experiment, f"machine.device={device}").machine.find_device()
+    inputs = _open_inputs(experiment, "train", len(labels.given))
     found = audit(
         shown.given,
         probabilities=predictions.logits.double().softmax(dim=1),
@@ -56,8 +68,10 @@ def audit_run(
         dynamics=_read_dynamics(folder, predictions.indices, len(labels.given)),
         classes=labels.classes,
         k=k,
+        images=_pictures(inputs, predictions.indices),
     )
-    columns = _columns(found, predictions.indices, labels, file_names(experiment, "train", len(labels.given)), folder)
+    files = inputs if isinstance(inputs, Files) else None
+    columns = _columns(found, predictions.indices, labels, files, folder)
     summary = _summary(found, shown, k, columns["status"])
     contents = {"audit.csv": table_bytes(columns, ".csv")}
     if parquet:
@@ -65,72 +79,18 @@ def audit_run(
     if spreadsheet:
         contents["audit-spreadsheet.csv"] = table_bytes(columns, ".csv", for_spreadsheet=True)
     contents["audit.json"] = json.dumps(summary, indent=2, ensure_ascii=False).encode() + b"\n"
+    remark = _add_page(contents, folder, found, predictions, labels, inputs, summary) if report else ""
     with open_run(folder) as run:  # alone, and without what a killed one has left
         for name, content in contents.items():
             write_whole(run.path / name, content)
-    return Audited(found, predictions.indices, summary, tuple(folder / name for name in contents))
-
-
-class Cleaned(NamedTuple):
-    """What cleaning has made of the labels of a run."""
-
-    given: Tensor  # (N,) the cleaned labels; −1 for those that were dropped
-    relabeled: Tensor  # numbers of the examples that have another label now
-    dropped: Tensor  # of those that have none any more
-    review: Tensor  # of those that are suspicious and were left as they are
-    files: tuple[Path, ...]
-
-
-def clean_run(
-    folder: Path, *, relabel_above: float = 0.95, drop_below: float = 0.5, corrections: Path | None = None
-) -> Cleaned:
-    """Write the labels of an audited run anew, for `--set relabeled=FOLDER/cleaned.npz`.
-
-    Of the issues in `audit.csv`, those whose suggestion is at least as likely as `relabel_above` get it; of the others
-    those with a score below `drop_below` lose their label; the rest is left to be reviewed. A table of corrections
-    (`index` and `label`, empty to drop it; the last row of an example counts, and one whose `decision` is skip does
-    not) has the last word; by default that is `corrections.csv` in the folder, if there is one.
-
-    Writes `cleaned.npz`, the lists `cleaned-relabel.csv`, `cleaned-drop.csv` and `cleaned-review.csv` and, where the
-    examples are files, the manifest `cleaned.csv` of all splits; nothing else is changed.
-    """
-    check_number("relabel_above", relabel_above, 0, 1)
-    check_number("drop_below", drop_below, 0, 1)
-    labels = read_labels(folder)
-    rows = _read_audit(folder / "audit.csv", labels)
-    is_sure = rows.is_issue & (rows.probabilities >= relabel_above) & (rows.suggested >= 0)
-    is_poor = rows.is_issue & ~is_sure & (rows.scores < drop_below)
-    given = rows.suggested.where(is_sure, labels.given).masked_fill(is_poor, -1)
-    decided = _read_corrections(folder, corrections, labels)
-    for index, label in decided.items():
-        given[index] = label
-    is_decided = torch.zeros_like(is_sure).index_fill(0, torch.tensor(list(decided), dtype=torch.int64), True)
-    is_changed = given != labels.given
-    lists = {
-        "relabel": is_changed & (given >= 0),
-        "drop": is_changed & (given < 0),
-        "review": rows.is_issue & ~is_changed & ~is_decided,
-    }
-    contents = {"cleaned.npz": _pack(given, labels.classes)}
-    for name, is_listed in lists.items():
-        contents[f"cleaned-{name}.csv"] = table_bytes(_listed(is_listed, given, labels, rows), ".csv")
-    manifest = _manifest(folder, given, labels)
-    if manifest is not None:
-        contents["cleaned.csv"] = table_bytes(manifest, ".csv")
-    with open_run(folder) as run:
-        for name, content in contents.items():
-            write_whole(run.path / name, content)
-    chosen = [is_listed.nonzero()[:, 0] for is_listed in lists.values()]
-    return Cleaned(given, chosen[0], chosen[1], chosen[2], tuple(folder / name for name in contents))
+    page = folder / PAGE if PAGE in contents else None
+    return Audited(found, predictions.indices, summary, tuple(folder / name for name in contents), page, remark)
 
 
 def file_names(experiment: Experiment, split: str, num: int | None = None) -> Files | None:
     """The files of a split, None where its examples are no files or cannot be found any more."""
-    try:
-        inputs = experiment.data.open(split).inputs
-    except (OSError, ValueError, ImportError):
-        return None
-    return inputs if isinstance(inputs, Files) and num in (None, len(inputs)) else None
+    inputs = _open_inputs(experiment, split, num)
+    return inputs if isinstance(inputs, Files) else None
 
 
 def table_bytes(columns: Mapping[str, Sequence[Cell]], ending: str, *, for_spreadsheet: bool = False) -> bytes:
@@ -141,13 +101,36 @@ def table_bytes(columns: Mapping[str, Sequence[Cell]], ending: str, *, for_sprea
         return path.read_bytes()
 
 
-def _experiment(folder: Path) -> Experiment:
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment of a run that was started by a recipe; RunError if it was not."""
     origin = read_origin(folder)
     if "recipe" not in origin:
         raise RunError(
             f"{folder} was trained from Python, not by a recipe; give its arrays to nearsay.auditing.audit", BAD_DATA
         )
     return config.from_origin(origin).experiment
+
+
+def _open_inputs(experiment: Experiment, split: str, num: int | None) -> Tensor | Files | None:
+    """What the network saw of a split, None where that cannot be found any more, or is not of `num` examples."""
+    try:
+        inputs = experiment.data.open(split).inputs
+    except (OSError, ValueError, ImportError):
+        return None
+    return inputs if num in (None, len(inputs)) else None
+
+
+def _pictures(inputs: Tensor | Files | None, indices: Tensor) -> Tensor | Thumbnails | None:
+    """What the examples look like, to find near-duplicates; None for features and for files that are gone or broken."""
+    if isinstance(inputs, Tensor):
+        return inputs[indices] if inputs.dtype == torch.uint8 and inputs.ndim == 4 else None
+    if inputs is None or not len(indices):
+        return None
+    paths = [inputs.root / inputs.names[index] for index in indices.tolist()]
+    try:
+        return shrink_each(np.asarray(decode(path)) for path in paths)
+    except (OSError, ImageError):
+        return None
 
 
 def _read_predictions(folder: Path, num_classes: int) -> Predictions:
@@ -246,104 +229,49 @@ def _detection(found: Audit, shown: Labels) -> dict[str, Any] | None:
     }
 
 
-class _Rows(NamedTuple):
-    """What `audit.csv` says of each example."""
-
-    paths: list[str | None]
-    suggested: Tensor  # (N,) −1 for nothing
-    probabilities: Tensor  # (N,) of the suggestion; 0 for nothing
-    scores: Tensor  # (N,) 1 for none
-    is_issue: Tensor  # (N,) bool
-
-
-def _read_audit(path: Path, labels: Labels) -> _Rows:
-    if not path.is_file():
-        raise RunError(f"{path} is missing; audit the run first, with nearsay audit {path.parent}", BAD_DATA)
-    cells = tables.read(path).columns
-    names = ("path", "given_label", "predicted_label", "predicted_probability", "label_score", "is_label_issue")
-    numbers: dict[str | None, int] = {name: number for number, name in enumerate(labels.classes)}
+def _add_page(
+    contents: dict[str, bytes],
+    folder: Path,
+    found: Audit,
+    predictions: Predictions,
+    labels: Labels,
+    inputs: Tensor | Files | None,
+    summary: Mapping[str, Any],
+) -> str:
+    """Draw the page; says why, in a sentence, if it cannot be drawn."""
     try:
-        paths, given, suggested, probabilities, scores, issues = (cells[name] for name in names)
-        if [numbers.get(name, -1) for name in given] != labels.given.tolist():
-            raise ValueError("it is of other labels")
-        return _Rows(
-            paths,
-            torch.tensor([numbers.get(name, -1) for name in suggested]),
-            torch.tensor([float(cell or 0) for cell in probabilities], dtype=torch.float64),
-            torch.tensor([1.0 if cell is None else float(cell) for cell in scores], dtype=torch.float64),
-            torch.tensor([cell == "true" for cell in issues]),
-        )
-    except (KeyError, ValueError) as error:
-        raise RunError(f"{path} does not fit the run ({error}); audit it again", BAD_DATA) from error
+        from nearsay.report.audited import render  # noqa: PLC0415  # drawing is an extra, and takes a second to import
+        from nearsay.report.comparison import compare  # noqa: PLC0415
+        from nearsay.report.findings import Findings  # noqa: PLC0415
+
+        comparison = compare([folder])
+    except (ImportError, ValueError) as error:
+        return str(error)
+    corrections, problem = _decided(folder, labels)
+    shown = metrics.aligned(labels, predictions)
+    given = labels.given.tolist()
+    missing = sorted(set(range(len(given))) - set(predictions.indices.tolist()))
+    findings = Findings(
+        name=folder.resolve().name,
+        audit=found,
+        indices=predictions.indices,
+        features=predictions.features,
+        confidence=metrics.confidence(predictions.logits, shown.given),
+        clean=shown.clean,
+        inputs=inputs,
+        unreadable={index: labels.classes[given[index]] if given[index] >= 0 else "" for index in missing},
+        corrections=corrections,
+        problem=problem,
+        summary=summary,
+        comparison=comparison,
+    )
+    contents[PAGE] = render(findings).encode()
+    return ""
 
 
-def _read_corrections(folder: Path, path: Path | None, labels: Labels) -> dict[int, int]:
-    """What was decided by hand: the number of the label of each example, −1 to drop it."""
-    if path is None:
-        path = folder / "corrections.csv"
-        if not path.is_file():
-            return {}
-    table = tables.read(path, columns=("index", "label", "decision"))
-    problems = tables.Problems(table.path)
-    if missing := [name for name in ("index", "label") if name not in table.columns]:
-        problems.add(1, f"there is no column {missing[0]!r}; the first line must be like index,label")
-        problems.raise_any()
-    numbers: dict[str | None, int] = {name: number for number, name in enumerate(labels.classes)}
-    numbers[None] = -1
-    decided: dict[int, int] = {}
-    decisions = table.columns.get("decision", [None] * len(table.lines))
-    rows = zip(table.lines, table.columns["index"], table.columns["label"], decisions, strict=True)
-    for line, index, label, decision in rows:
-        if index is None or not (index.isascii() and index.isdigit()) or int(index) >= len(labels.given):
-            problems.add(line, f"index {index!r} is none of the {len(labels.given)} examples")
-        elif label not in numbers:
-            problems.add(line, f"label {label!r} is no class of the run; leave it empty to drop the label")
-        elif decision == "skip":
-            continue
-        else:
-            decided[int(index)] = numbers[label]
-    problems.raise_any()
-    return decided
-
-
-def _pack(given: Tensor, classes: Sequence[str]) -> bytes:
-    content = io.BytesIO()
-    np.savez(content, given=given.numpy(), classes=np.array(classes, dtype=np.str_))
-    return content.getvalue()
-
-
-def _listed(is_listed: Tensor, given: Tensor, labels: Labels, rows: _Rows) -> dict[str, list[Cell]]:
-    """The listed examples: what they were called, what they are now, and what the audit suggests."""
-    chosen = is_listed.nonzero()[:, 0].tolist()
-    names: dict[int, str | None] = {**dict(enumerate(labels.classes)), -1: None}
-    old, new, suggested = (tensor.tolist() for tensor in (labels.given, given, rows.suggested))
-    return {
-        "index": list(chosen),
-        "path": [rows.paths[row] for row in chosen],
-        "given_label": [names[old[row]] for row in chosen],
-        "label": [names[new[row]] for row in chosen],
-        "predicted_label": [names[suggested[row]] for row in chosen],
-        "label_score": [round(rows.scores[row].item(), 6) for row in chosen],
-    }
-
-
-def _manifest(folder: Path, given: Tensor, labels: Labels) -> dict[str, list[Cell]] | None:
-    """Paths, cleaned labels and splits of all files, below the root of the data; None where there are no files."""
-    experiment = _experiment(folder)
-    files = file_names(experiment, "train", len(given))
-    if files is None:
-        return None
-    columns: dict[str, list[Cell]] = {
-        "path": list(files.names),
-        "label": [labels.classes[number] if number >= 0 else None for number in given.tolist()],
-        "split": ["train"] * len(files),
-    }
-    for split in SPLITS[1:]:
-        others = file_names(experiment, split)
-        if others is None or others.root != files.root:
-            continue
-        opened = experiment.data.open(split).labels
-        columns["path"] += others.names
-        columns["label"] += [opened.classes[number] if number >= 0 else None for number in opened.given.tolist()]
-        columns["split"] += [split] * len(others)
-    return columns
+def _decided(folder: Path, labels: Labels) -> tuple[dict[int, int], str]:
+    """What was decided by hand, or why that cannot be read: it is no reason not to show the audit."""
+    try:
+        return read_corrections(folder, None, labels), ""
+    except tables.TableError as error:
+        return {}, str(error)

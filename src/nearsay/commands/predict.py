@@ -12,6 +12,7 @@ from torch import Tensor
 from nearsay import tables
 from nearsay.core import Files, Predictions
 from nearsay.datasets.images import is_image
+from nearsay.export import FILES, predict_onnx, read_onnx_classes
 from nearsay.trained import predict_run, read_labels, read_origin
 
 _FEATURE_FILES = (".npy", ".npz", ".parquet")
@@ -19,17 +20,40 @@ _FEATURE_NAMES = ("features", "embeddings", "embedding", "x")  # of arrays, what
 _OTHER_COLUMNS = ("path", "label", "labels", "clean", "clean_label", "split")  # of tables, beside features
 
 
-def predict(folder: Path, paths: Sequence[Path], *, device: str = "auto") -> dict[str, list[Any]]:
-    """Columns path, label, probability and error: a row for each image, or for each row of features."""
-    read_origin(folder)  # no use to look at images for what is no run
-    classes = read_labels(folder).classes
+def predict(model: Path, paths: Sequence[Path], *, device: str = "auto") -> dict[str, list[Any]]:
+    """Columns path, label, probability and error: a row for each image, or for each row of features.
+
+    The model is a run folder, an ONNX file that was exported from one, or the folder of that file.
+    """
+    is_onnx = _is_onnx(model)  # no use to look at images for what is no model
+    if is_onnx and device not in ("auto", "cpu"):
+        raise ValueError(f"{model} is run on the CPU, not on {device}; leave the device out, or give the run folder")
+    classes = read_onnx_classes(model) if is_onnx else read_labels(model).classes
     are_features = [path.suffix.lower() in _FEATURE_FILES for path in paths]
     if any(are_features) and not all(are_features):
         odd = paths[are_features.index(not are_features[0])]
         raise ValueError(f"{paths[0]} and {odd} are not both images or both features; give one kind at a time")
     names, inputs = _features(paths) if are_features[0] else _images(paths)
-    predictions, unreadable = predict_run(folder, inputs, device=device)
-    return _columns(names, predictions, unreadable, classes)
+    found = predict_onnx(model, inputs) if is_onnx else predict_run(model, inputs, device=device)
+    return _columns(names, *found, classes)
+
+
+def _is_onnx(model: Path) -> bool:
+    """Whether it is an exported model rather than a run; refuses what is neither."""
+    if not model.is_dir():
+        if model.suffix.lower() != ".onnx":
+            raise ValueError(
+                f"{model} is neither a run folder nor an .onnx file; nearsay export --format onnx makes one"
+            )
+        return True
+    if not (model / "experiment.json").exists():
+        if (model / FILES["onnx"]).exists():
+            return True
+        other = [name for name in FILES.values() if (model / name).exists()]
+        if other and (model / "config.json").exists():
+            raise ValueError(f"{model} holds {other[0]}, which predict cannot run; export the run with --format onnx")
+    read_origin(model)
+    return False
 
 
 def _columns(

@@ -5,6 +5,7 @@ from nearsay.datasets.clothing1m import Clothing1M
 from nearsay.datasets.digits import Digits
 from nearsay.datasets.embeddings import Embeddings
 from nearsay.datasets.folder import Folder
+from nearsay.datasets.hub import Hub
 from nearsay.datasets.manifest import Manifest
 from nearsay.datasets.mini_imagenet import MiniImageNet
 from nearsay.datasets.toy import Toy
@@ -17,6 +18,7 @@ __all__ = [
     "Digits",
     "Embeddings",
     "Folder",
+    "Hub",
     "ImageNetValidation",
     "Manifest",
     "MiniImageNet",

@@ -6,5 +6,6 @@ from nearsay.objectives.cross_entropy import CrossEntropy
 from nearsay.objectives.elr import ELR
 from nearsay.objectives.gjs import GJS
 from nearsay.objectives.ncr import NCR
+from nearsay.objectives.nearsay import Nearsay
 
-__all__ = ["ELR", "GJS", "NCR", "Bank", "Bootstrap", "CrossEntropy"]
+__all__ = ["ELR", "GJS", "NCR", "Bank", "Bootstrap", "CrossEntropy", "Nearsay"]

@@ -7,9 +7,9 @@ the paper prints none. To add a method, give it a row in `choose` and its name i
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from nearsay.augment import Augment, ColorJitter, Mixup, Transform, Views
+from nearsay.augment import Augment, ColorJitter, Mixup, RandAugment, Transform, Views
 from nearsay.core import Objective
-from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy
+from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy, Nearsay
 
 Method = Literal[
     "standard",
@@ -29,6 +29,7 @@ Method = Literal[
     "ncr+elr+",
     "label-propagation",
     "gjs",
+    "nearsay",
 ]
 FeatureMethod = Literal[  # without gjs and da, whose second view needs an image to augment
     "standard",
@@ -63,6 +64,7 @@ WebMethod = Literal[  # without the oracles: nobody knows the true labels of ima
     "ncr+elr+",
     "label-propagation",
     "gjs",
+    "nearsay",
 ]
 
 
@@ -76,11 +78,13 @@ class Choice(NamedTuple):
     only_clean: bool = False  # the oracle
     networks: Literal[1, 2] = 1  # that teach each other, as in ELR+
     propagates: bool = False  # labels over the features, halfway
+    is_strong: bool = False  # the second view is strongly augmented, and the teacher is the network's own average
 
     def augment(self, *transforms: Transform) -> Augment | Views:
         """The transforms, for as many views of an image as the method compares."""
         if self.num_views == 2:
-            return Views(first=transforms, second=(*transforms, ColorJitter()) if self.jitters else transforms)
+            more = (ColorJitter(),) if self.jitters else (RandAugment(),) if self.is_strong else ()
+            return Views(first=transforms, second=(*transforms, *more))
         return Augment(transforms=transforms)
 
     def fields(self, epochs: float) -> dict[str, Any]:
@@ -88,6 +92,9 @@ class Choice(NamedTuple):
         fields: dict[str, Any] = {"objective": self.objective, "mixup": self.mixup, "only_clean": self.only_clean}
         if self.networks == 2:  # ELR+ evaluates the networks themselves; their averages are teachers only
             fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
+        if self.is_strong:
+            fields |= {"averaging": 0.997, "self_taught": True}
+            fields["objective"] = replace(self.objective, start_epoch=max(1.0, round(epochs / 10)))  # type: ignore[type-var]
         if self.propagates:
             fields["propagate_at"] = max(1, round(epochs / 2))
         return fields
@@ -100,6 +107,7 @@ def choose(
     beside_elr: NCR | None = None,
     elr: ELR | None = None,
     mixup: Mixup | None = None,
+    nearsay: Nearsay = Nearsay(),  # noqa: B008  # frozen, so it may be shared
 ) -> Choice:
     """The method of that name, made of the recipe's own losses; `beside_elr` is NCR where its base is ELR."""
     elr = elr or ELR()
@@ -124,6 +132,7 @@ def choose(
         "ncr+elr+": Choice(beside, mixup, networks=2),
         "label-propagation": Choice(CrossEntropy(), propagates=True),
         "gjs": Choice(GJS(), num_views=2),
+        "nearsay": Choice(nearsay, Mixup(alpha=1.0, views="first"), num_views=2, is_strong=True),
     }
     if method not in table:
         raise ValueError(f"method={method!r} must be one of {', '.join(table)}")

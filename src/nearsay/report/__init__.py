@@ -1,4 +1,4 @@
-"""One HTML file that compares finished runs and opens anywhere, without a network."""
+"""One HTML file that shows finished runs, or an audit of one, and opens anywhere, without a network."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -57,8 +57,10 @@ def curves(lines: Sequence[Line], *, names: Sequence[str], title: str) -> Markup
     )
 
 
-def histogram(histograms: Sequence[Histogram], *, highest: float) -> Markup:
-    """Confidence in given labels by kind of label; `highest` is where the axis ends, the same for all that compare."""
+def histogram(
+    histograms: Sequence[Histogram], *, highest: float, title: str = "confidence in the given label (%)"
+) -> Markup:
+    """A number in percent by kind of label; `highest` is where the axis ends, the same for all that compare."""
     rows: list[Row] = []
     for kind, shares in histograms:
         steps = [*shares, shares[-1]]  # a step is drawn from its left end, so the last one is said twice
@@ -73,9 +75,7 @@ def histogram(histograms: Sequence[Histogram], *, highest: float) -> Markup:
     )
     return _drawn(
         area.encode(
-            altair.X("confidence:Q", axis=percents, scale=altair.Scale(domain=[0, 100])).title(
-                "confidence in the given label (%)"
-            ),
+            altair.X("confidence:Q", axis=percents, scale=altair.Scale(domain=[0, 100])).title(title),
             altair.Y("share:Q", stack=None, scale=altair.Scale(domain=[0, highest])).title("share of these labels (%)"),
             altair.Color("kind:N", scale=altair.Scale(domain=kinds, range=KINDS), legend=legend),
             altair.StrokeDash("kind:N", scale=altair.Scale(domain=kinds, range=DASHES[:2]), legend=legend),
@@ -83,7 +83,7 @@ def histogram(histograms: Sequence[Histogram], *, highest: float) -> Markup:
     )
 
 
-def heat_map(shares: Sequence[Sequence[float]], classes: Sequence[str]) -> Markup:
+def heat_map(shares: Sequence[Sequence[float]], classes: Sequence[str], *, rows_title: str = "true class") -> Markup:
     """Shares in percent of the examples of a class (row) that carry a label (column)."""
     names = [name if classes.count(name) == 1 and name else f"{name} ({i})" for i, name in enumerate(classes)]
     rows: list[Row] = [
@@ -95,11 +95,11 @@ def heat_map(shares: Sequence[Sequence[float]], classes: Sequence[str]) -> Marku
     axis: dict[str, Any] = {"labelLimit": 90, "domain": False, "ticks": False, "labelPadding": 5, "titlePadding": 8}
     base = altair.Chart(altair.InlineData(values=rows)).encode(
         x=altair.X("given:O").sort(names).title("given label").axis(labelAngle=angle, **axis),
-        y=altair.Y("true:O").sort(names).title("true class").axis(**axis),
+        y=altair.Y("true:O").sort(names).title(rows_title).axis(**axis),
     )
     opacity = (
         altair.Opacity("share:Q")
-        .title("share of the true class (%)")
+        .title(f"share of the {rows_title} (%)")
         .scale(domain=[0, 100], range=[0.0, 0.7])  # never opaque: the number has to be read on it, in light and dark
         .legend(
             orient="top", direction="horizontal", values=[10, 40, 70, 100], symbolType="square", symbolStrokeWidth=0

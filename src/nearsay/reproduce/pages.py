@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from nearsay import __version__
 from nearsay.report.markup import Section, joined
+from nearsay.report.page import fill
 from nearsay.run import write_whole
 
 # The name of a line stays where it is while its numbers scroll, and takes no more than a third of a narrow window.
@@ -38,11 +37,7 @@ class Head(NamedTuple):
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     """Write the sections into the template of the report, in one piece."""
-    environment = Environment(
-        loader=PackageLoader("nearsay.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    page = environment.get_template("page.html").render(title=title, sections=sections, version=__version__)
-    write_whole(path, page.replace("</style>", f"{_STYLE}</style>", 1).encode())
+    write_whole(path, fill(title, sections, source="the folders of finished runs", style=_STYLE).encode())
 
 
 def grouped_table(

@@ -1,0 +1,270 @@
+"""How good the audit of labels is, on run folders whose true labels are known, beside cleanlab on the same runs.
+
+    python benchmarks/audit.py RUN...                    which labels are wrong, how many, and how many to review
+    python benchmarks/audit.py --folds RUN...            the same, and cleanlab also as it is meant to be used
+    python benchmarks/audit.py --clean RUN...            accuracy before and after cleaning and training again
+    python benchmarks/audit.py --verified FILE RUN...    where known errors of the test set stand among its labels
+
+RUN is a folder that `nearsay train` has made to the end. cleanlab gets the probabilities of the same run. It is meant
+for out-of-sample ones, and its rate and matrix are far too low on those of a network that has seen the labels: compare
+them only with `--folds`, which adds what it says from a logistic regression on the pixels, by five-fold
+cross-validation (for small images). Its columns read "not installed" where it is missing. FILE is an .npz
+with `original` and `corrected`, the labels of the test set as published and as verified by people, in its order; where
+they agree on no class, `corrected` is -1. `--out FILE` writes the rows as JSON.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
+from torch import Tensor
+
+import nearsay
+from nearsay import config, metrics
+from nearsay.auditing.estimating import noise_matrix
+from nearsay.commands.audit import audit_run
+from nearsay.commands.clean import clean_run
+from nearsay.core import Labels
+from nearsay.train import train
+from nearsay.trained import read_labels, read_origin, read_result
+
+RECALL = 0.9
+NOT_INSTALLED = "not installed"
+CLEANLAB_SCORES = ("self_confidence", "normalized_margin")
+
+
+def measure(folder: Path, *, folds: bool) -> dict[str, Any]:
+    """Everything about one run, audited."""
+    found, indices, _, *_ = audit_run(folder, report=False)
+    labels = read_labels(folder)
+    if labels.clean is None:
+        raise ValueError(f"{folder} does not know which labels are right; measure a run that does")
+    given, clean = labels.given[indices], labels.clean[indices]
+    is_wrong = (given != clean) & (given >= 0)
+    probabilities = _probabilities(folder, "train", indices)
+    confidence = probabilities.gather(1, given.clamp(min=0)[:, None])[:, 0].where(given >= 0, torch.nan)
+    truth = noise_matrix(given, clean, len(labels.classes))
+    rate = found.noise_rate
+    row = {
+        "run": folder.name,
+        "score": detection(found.scores, is_wrong),
+        "confidence": detection(confidence, is_wrong),
+        "rate": {"true": metrics.noise_rate(Labels(given, clean, labels.classes)), **rate._asdict()},
+        "matrix_error": None if found.noise_matrix is None else (found.noise_matrix - truth).abs().mean().item(),
+        "review": {"estimate": found.review_for(RECALL), "true": to_review(found.order(), is_wrong)},
+    }
+    row["cleanlab"] = by_cleanlab(given, probabilities, is_wrong, truth)
+    if folds:
+        outside = out_of_sample(folder, indices, given)
+        row["cleanlab_out_of_sample"] = by_cleanlab(given, outside, is_wrong, truth)
+    return row
+
+
+def out_of_sample(folder: Path, indices: Tensor, given: Tensor) -> Tensor:
+    """(n, C) probabilities of a logistic regression on the pixels, each of a fit that has not seen the example."""
+    inputs = config.from_origin(read_origin(folder)).experiment.data.open("train").inputs
+    if not isinstance(inputs, Tensor) or (given < 0).any():
+        raise ValueError(f"--folds needs labeled images in memory, which {folder} has not; leave it out")
+    pixels = inputs[indices].flatten(1).float() / 255
+    model = LogisticRegression(max_iter=1000)
+    return torch.from_numpy(cross_val_predict(model, pixels.numpy(), given.numpy(), cv=5, method="predict_proba"))
+
+
+def detection(scores: Tensor, is_wrong: Tensor) -> dict[str, float] | None:
+    """How well scores find what is wrong; None where nothing or everything is."""
+    if not is_wrong.any() or is_wrong.all():
+        return None
+    return {
+        "auroc": metrics.detection_auroc(scores, is_wrong),
+        "average_precision": metrics.average_precision(scores, is_wrong),
+    }
+
+
+def to_review(order: Tensor, is_wrong: Tensor) -> int:
+    """How many of the most suspicious labels hold nine tenths of the wrong ones, in truth."""
+    found = is_wrong[order].cumsum(dim=0)
+    if not len(found) or not found[-1]:
+        return 0
+    return int((found >= RECALL * found[-1]).nonzero()[0]) + 1
+
+
+def by_cleanlab(given: Tensor, probabilities: Tensor, is_wrong: Tensor, truth: Tensor) -> dict[str, Any] | str:
+    """What cleanlab makes of probabilities."""
+    if find_spec("cleanlab") is None:
+        return NOT_INSTALLED
+    from cleanlab import count, rank  # noqa: PLC0415  # optional
+
+    is_labeled = given >= 0
+    labels, beliefs = given[is_labeled].numpy(), probabilities[is_labeled].double().numpy()
+    beliefs = beliefs / beliefs.sum(axis=1, keepdims=True)
+    found: dict[str, Any] = {}
+    for method in CLEANLAB_SCORES:
+        scores = torch.from_numpy(np.asarray(rank.get_label_quality_scores(labels, beliefs, method=method)))
+        found[method] = detection(scores, is_wrong[is_labeled])
+    joint = count.compute_confident_joint(labels, beliefs)
+    shares = count.estimate_joint(labels, beliefs, confident_joint=joint)  # (given, true)
+    _, matrix, _ = count.estimate_latent(joint, labels)  # (given, true), columns sum to 1
+    found["rate"] = float(1 - np.trace(shares))
+    found["matrix_error"] = float(np.abs(np.asarray(matrix).T - truth.numpy()).mean())
+    return found
+
+
+def clean_and_repeat(folder: Path) -> dict[str, Any]:
+    """Clean the labels of a run as the audit suggests, train again, and compare accuracies on the test set."""
+    audit_run(folder, report=False)
+    cleaned = clean_run(folder)
+    call = config.from_origin(read_origin(folder))
+    call = config.apply_overrides(call, [f"relabeled={(folder / 'cleaned.npz').resolve()}"])
+    again = folder.with_name(f"{folder.name}-cleaned")
+    result = train(call.experiment, again, origin=call.origin)
+    labels = read_labels(folder)
+    before = read_result(folder)
+    if before is None:
+        raise ValueError(f"{folder} has no result.json; train it to the end first")
+    row: dict[str, Any] = {
+        "run": folder.name,
+        "before": before["accuracy"]["test"]["final"],
+        "after": result["accuracy"]["test"]["final"],
+        "relabeled": len(cleaned.relabeled),
+        "dropped": len(cleaned.dropped),
+        "left_for_review": len(cleaned.review),
+    }
+    if labels.clean is not None:
+        row["wrong_before"] = metrics.noise_rate(labels)
+        row["wrong_after"] = metrics.noise_rate(Labels(cleaned.given, labels.clean, labels.classes))
+    return row
+
+
+def verify(folder: Path, path: Path) -> dict[str, Any]:
+    """Where the verified errors of the test set stand among all its labels, the most suspicious first."""
+    with np.load(path, allow_pickle=False) as arrays:
+        original, corrected = (torch.from_numpy(arrays[name].astype(np.int64)) for name in ("original", "corrected"))
+    tensors = safetensors.torch.load_file(folder / "predictions" / "test.safetensors")
+    order = tensors["indices"].argsort()
+    if len(order) != len(original):
+        raise ValueError(f"{path} is of {len(original)} labels, but {folder} has predicted {len(order)}")
+    probabilities = tensors["logits"][order].double().softmax(dim=1)
+    found = nearsay.audit(original, probabilities=probabilities, features=tensors["features"][order].float())
+    is_error = original != corrected
+    confidence = probabilities.gather(1, original[:, None])[:, 0]
+    ranks = {name: _ranks(scores, is_error) for name, scores in (("score", found.scores), ("confidence", confidence))}
+    return {
+        "run": folder.name,
+        "num_labels": len(original),
+        "num_errors": int(is_error.sum()),
+        "median_rank": {name: statistics.median(places) for name, places in ranks.items()},
+        "in_first_hundred": {name: sum(place <= 100 for place in places) for name, places in ranks.items()},
+    }
+
+
+def _ranks(scores: Tensor, is_error: Tensor) -> list[int]:
+    places = torch.empty(len(scores), dtype=torch.int64)
+    places[scores.argsort(stable=True)] = torch.arange(1, len(scores) + 1)
+    return sorted(places[is_error].tolist())
+
+
+def _probabilities(folder: Path, split: str, indices: Tensor) -> Tensor:
+    tensors = safetensors.torch.load_file(folder / "predictions" / f"{split}.safetensors")
+    order = tensors["indices"].argsort()
+    if not torch.equal(tensors["indices"][order], indices):
+        raise ValueError(f"the predictions in {folder} are not of the examples that were audited; train it again")
+    return tensors["logits"][order].double().softmax(dim=1)
+
+
+def _shown(value: Any, name: str = "auroc") -> str:
+    if value == NOT_INSTALLED:
+        return NOT_INSTALLED
+    return "-" if value is None else f"{value[name]:.3f}"
+
+
+def show_measured(rows: list[dict[str, Any]]) -> None:
+    """Print a table: AUROC / AP, then rates and the matrix, then how many to review."""
+    print("AUROC / AP of            score          confidence     self-confidence  normalized margin (cleanlab)")
+    for row in rows:
+        peers = [row["cleanlab"] if row["cleanlab"] == NOT_INSTALLED else row["cleanlab"][m] for m in CLEANLAB_SCORES]
+        cells = [f"{_shown(v)} / {_shown(v, 'average_precision')}" for v in (row["score"], row["confidence"], *peers)]
+        print(f"{row['run'][:22]:22}  " + "  ".join(f"{cell:15}" for cell in cells))
+    print("\nwrong labels, %         truth   estimate (95 % interval)  cleanlab   matrix error: ours  cleanlab's")
+    for row in rows:
+        peer, rate = row["cleanlab"], row["rate"]
+        told = (
+            [NOT_INSTALLED] * 2
+            if peer == NOT_INSTALLED
+            else [f"{100 * peer['rate']:.1f}", f"{peer['matrix_error']:.4f}"]
+        )
+        interval = f"{100 * rate['estimate']:.1f} ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
+        ours = "-" if row["matrix_error"] is None else f"{row['matrix_error']:.4f}"
+        print(f"{row['run'][:22]:22}  {100 * rate['true']:5.1f}   {interval:24}  {told[0]:9}  {ours:>18}  {told[1]}")
+    for row in rows:
+        peer = row.get("cleanlab_out_of_sample")
+        if isinstance(peer, dict):
+            told = f"rate {100 * peer['rate']:.1f} %, matrix error {peer['matrix_error']:.4f}"
+            print(f"{row['run'][:22]:22}  cleanlab, out of sample: {told}, AUROC {_shown(peer['self_confidence'])}")
+    print(f"\nreview for {RECALL:.0%} of the wrong labels: estimated, true")
+    for row in rows:
+        print(f"{row['run'][:22]:22}  {row['review']['estimate']:6}  {row['review']['true']:6}")
+
+
+def show_cleaned(rows: list[dict[str, Any]]) -> None:
+    """Print accuracies before and after."""
+    print("run                     before   after   (accuracy on the test set, last epoch, %)")
+    for row in rows:
+        print(f"{row['run'][:22]:22}  {100 * row['before']:6.1f}  {100 * row['after']:6.1f}")
+    means = [statistics.mean(row[name] for row in rows) for name in ("before", "after")]
+    print(f"{'mean':22}  {100 * means[0]:6.1f}  {100 * means[1]:6.1f}")
+
+
+def show_verified(rows: list[dict[str, Any]]) -> None:
+    """Print median ranks."""
+    print("median rank of the verified errors: by score, by confidence")
+    for row in rows:
+        ranks = row["median_rank"]
+        print(
+            f"{row['run'][:22]:22}  {ranks['score']:8g}  {ranks['confidence']:8g}  of {row['num_labels']}; "
+            f"{row['num_errors']} errors"
+        )
+
+
+def main() -> None:
+    """Measure the runs that are named, print a table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--clean", action="store_true", help="clean the labels and train again")
+    choice.add_argument("--verified", type=Path, metavar="FILE", help="an .npz of verified test labels")
+    parser.add_argument("--folds", action="store_true", help="cleanlab on out-of-sample probabilities as well")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the rows as JSON")
+    chosen = parser.parse_args()
+    if chosen.clean:
+        rows, show = [clean_and_repeat(each) for each in chosen.runs], show_cleaned
+    elif chosen.verified is not None:
+        rows, show = [verify(each, chosen.verified) for each in chosen.runs], show_verified
+    else:
+        rows, show = [measure(each, folds=chosen.folds) for each in chosen.runs], show_measured
+    show(rows)
+    if chosen.out is not None:
+        peers = {name: _version(name) for name in ("nearsay", "torch", "cleanlab")}
+        about = {"machine": platform.processor() or platform.machine(), "versions": peers, "rows": rows}
+        chosen.out.write_text(json.dumps(about, indent=1) + "\n")
+        print(f"\nwritten to {chosen.out}")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+if __name__ == "__main__":
+    main()

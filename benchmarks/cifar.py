@@ -1,0 +1,256 @@
+"""Runs what is left of results/queue.json, one run after another, within a given time.
+
+    python benchmarks/cifar.py run --data data --labels data/CIFAR-10_human.pt --seconds 3600 --out out
+    python benchmarks/cifar.py take out/cifar.json --commit 1234abc
+    nearsay results
+
+`run` leaves out what results/ and its own folder of runs already have, unless the recipe has changed since. It starts
+no run that would not end in time, and goes on after one that fails. What it finds is in one file, so that it can work
+on another machine; `take` puts that file into results/, a small file for each run. All runs share one process, so that
+its imports and what the compiler keeps stay warm.
+"""
+
+import argparse
+import gc
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from nearsay import config
+from nearsay.experiment import Machine
+from nearsay.failures import INTERNAL, exit_code, explain
+from nearsay.host import Stopped, hardware
+from nearsay.results.queue import FILE, read_queue
+from nearsay.results.record import MERGED, changed_since, make_record, read_records, take, write_json
+from nearsay.train import train
+
+ROOT = Path(__file__).parents[1]
+LONGER = 1.08  # a run may take so many times as long as the longest like it
+ENDING = 8.0  # seconds, to write the last predictions and this file
+
+
+def main(words=None):
+    """Run or take; returns the exit code."""
+    arguments = _parse(words)
+    try:
+        return arguments.act(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 65
+
+
+def _parse(words):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(required=True)
+    run = verbs.add_parser("run", help="run what is left")
+    run.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
+    run.add_argument("--labels", type=Path, help="the file of CIFAR-10N; without it, its runs are left out")
+    run.add_argument("--outside", type=Path, help="folder of CIFAR-100; without it, open-set noise is left out")
+    run.add_argument("--only", default="", help="a regular expression that names of runs have to contain")
+    run.add_argument("--tier", choices=("A", "B", "C"))
+    run.add_argument("--seconds", type=float, default=float("inf"), help="when to stop; by default at the end")
+    run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
+    run.add_argument("--runs", type=Path, default=Path("runs/cifar"), help="folder of the runs themselves")
+    run.add_argument("--keep", default="$^", help="a regular expression: run folders that stay after they are recorded")
+    run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
+    run.add_argument("--results", type=Path, default=ROOT / "results")
+    run.add_argument("--again", action="store_true", help="also run what is done")
+    run.add_argument("--list", action="store_true", help="print what is left, and run nothing")
+    run.add_argument("--split", action="store_true", help="also start what will not end in time, to go on another time")
+    run.add_argument("--commit", default="", help="of the code, where there is no git to ask")
+    run.set_defaults(act=run_queue)
+    put = verbs.add_parser("take", help="put what was run elsewhere into results/")
+    put.add_argument("merged", type=Path, help=f"a {MERGED}")
+    put.add_argument("--results", type=Path, default=ROOT / "results")
+    put.add_argument("--commit", default="", help="of the code that ran")
+    put.add_argument("--replace", action="store_true", help="overwrite results that differ")
+    put.set_defaults(act=take_merged)
+    return parser.parse_args(words)
+
+
+def run_queue(arguments):
+    """Run what is left and fits; returns 0 if no run failed."""
+    deadline = time.monotonic() + arguments.seconds
+    place = {key: str(path.expanduser().absolute()) for key, path in _files(arguments).items() if path is not None}
+    known = read_records(arguments.results)
+    records = arguments.runs / "records"
+    records.mkdir(parents=True, exist_ok=True)
+    here, failed = read_records(records), _read_failed(records / "failed" / "failed.json")
+    done = (
+        set()
+        if arguments.again
+        else {each["name"] for each in (*known.values(), *here.values()) if not changed_since(each)}
+    )
+    left = _left(arguments, done, place, failed)
+    if arguments.list:
+        print("\n".join(f"{each.tier}  {each.seconds:5.0f} s  {each.name}" for each in left))
+        return 0
+    with _stopped_at(deadline) as signals:
+        for number, each in enumerate(left, start=1):
+            if signals:
+                break
+            needed, remaining = expected(each, [*known.values(), *here.values()]), deadline - time.monotonic()
+            if needed > remaining and not (arguments.split and remaining > ENDING):
+                print(f"{number}/{len(left)}  {each.name} would take {needed:.0f} of {remaining:.0f} s: later")
+                continue
+            print(f"{number}/{len(left)}  {each.name} ...", flush=True)
+            try:
+                here[each.name] = run_one(each, arguments, place)
+                failed.pop(each.name, None)
+            except Stopped as stop:
+                print(f"{each.name}: {stop}", flush=True)
+                break
+            except Exception as error:  # whatever it is, the other runs may do better
+                traceback.print_exc()
+                failed[each.name] = explain(error, exit_code(error))
+                print(f"{each.name} failed: {failed[each.name]}", flush=True)
+            _write(arguments, here, failed)
+            if not _recover():
+                print(f"the device does not answer any more after {each.name}; start again", flush=True)
+                return INTERNAL
+    _write(arguments, here, failed)
+    return INTERNAL if failed else 0
+
+
+def run_one(wanted, arguments, place):
+    """Train one run in its folder, or go on with it; write and return its record."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    began, folder = time.perf_counter(), arguments.runs / wanted.name
+    recipe, *words = wanted.words(place)
+    call = config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides)
+    result = train(call.experiment, folder, origin=call.origin)
+    seconds = time.perf_counter() - began
+    result["versions"] = {**result["versions"], "cuda": torch.version.cuda or ""}
+    record = make_record(wanted, result, config.to_tree(call.experiment), seconds=seconds, places=place)
+    record["commit"] = arguments.commit or _commit()
+    write_json(arguments.runs / "records" / f"{wanted.name}.json", record)
+    _tell(record)
+    if not re.search(arguments.keep, wanted.name):
+        shutil.rmtree(folder, ignore_errors=True)
+    return record
+
+
+def expected(wanted, records):
+    """Seconds that a run will take: somewhat longer than the longest like it, or as long as the queue guesses.
+
+    Records of other hardware tell nothing, so only those of this device count.
+    """
+    device = hardware(Machine().find_device())
+    alike = [
+        each["seconds"]
+        for each in records
+        if f"method={wanted.method}" in each["arguments"]
+        and (each["protocol"], each["hardware"]) == (wanted.protocol, device)
+    ]
+    return (LONGER * max(alike) if alike else wanted.seconds) + (ENDING if wanted.seconds else 0.0)
+
+
+def take_merged(arguments):
+    """Put the records of a merged file into results/."""
+    try:
+        merged = json.loads(arguments.merged.read_text("utf-8"))
+        records = merged["records"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{arguments.merged} is no file of this script: {error}") from error
+    fresh = take(records, arguments.results, commit=arguments.commit, replace=arguments.replace)
+    print(f"{len(fresh)} of {len(records)} results are new in {arguments.results}; nearsay results makes the page.")
+    for name, reason in merged.get("failed", {}).items():
+        print(f"failed: {name}: {reason}")
+    return 0
+
+
+def _files(arguments):
+    return {"path": arguments.data, "labels": arguments.labels, "outside": arguments.outside}
+
+
+def _left(arguments, done, place, failed):
+    """What is to be run: in the order of the queue, but what failed before comes last."""
+    wanted = [each for each in read_queue(arguments.queue) if each.name not in done]
+    wanted = [each for each in wanted if re.search(arguments.only, each.name)]
+    wanted = [each for each in wanted if arguments.tier in (None, each.tier)]
+    for key in ("path", "labels", "outside"):
+        lacking = [each for each in wanted if key in each.needs() and key not in place]
+        if lacking:
+            option = {"path": "data"}.get(key, key)
+            print(f"{len(lacking)} runs need --{option} and are left out", file=sys.stderr)
+        wanted = [each for each in wanted if each not in lacking]
+    return sorted(wanted, key=lambda each: each.name in failed)
+
+
+def _write(arguments, records, failed):
+    """Everything that was found, after each run: whatever happens next, it is not lost."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_json(arguments.out / MERGED, {"records": list(records.values()), "failed": failed})
+    (arguments.runs / "records" / "failed").mkdir(exist_ok=True)
+    write_json(arguments.runs / "records" / "failed" / "failed.json", failed)
+
+
+def _read_failed(path):
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+@contextmanager
+def _stopped_at(deadline):
+    """End a run that takes longer than was thought as a signal would: after a checkpoint, from which it can go on."""
+    received = []
+    remaining = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+    timer = threading.Timer(remaining, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))  # for one between two runs
+    timer.start()
+    try:
+        yield received
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _recover():
+    """Forget compiled code and memory of a run; whether the device still answers.
+
+    Compiled code is kept by function, and torch gives up compiling one that it has seen in too many settings.
+    """
+    torch.compiler.reset()
+    gc.collect()
+    if not torch.cuda.is_available():
+        return True
+    try:
+        torch.cuda.empty_cache()
+        return torch.ones(2, device="cuda").sum().item() == 2
+    except RuntimeError:
+        return False
+
+
+def _tell(record):
+    test, detection = record["accuracy"]["test"], record["detection"] or {}
+    found = "" if not detection else f", AUROC {detection['auroc']:.4f}"
+    print(
+        f"{record['name']}: {100 * test['final']:.2f} % (best {100 * test['best']:.2f}){found}, "
+        f"{record['seconds']:.0f} s, {record['images_per_second']:.0f} images/s",
+        flush=True,
+    )
+
+
+def _commit():
+    with suppress(OSError, subprocess.CalledProcessError):
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        return told.stdout.strip()
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

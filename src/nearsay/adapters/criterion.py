@@ -1,0 +1,94 @@
+"""An objective as the loss function of any loop: it takes logits and labels, and catches the features by a hook."""
+
+import torch
+from torch import Tensor, nn
+
+from nearsay import dist
+from nearsay.core import Batch, Outputs, one_hot
+from nearsay.objectives import NCR, CrossEntropy
+
+_NOWHERE = torch.tensor(0.0)  # cross-entropy does not ask for the epoch
+
+
+class NCRCriterion(nn.Module):
+    """`criterion(logits, labels)` after `logits = network(inputs)`; features are what entered `head` on the way.
+
+    `head` is the last linear layer of the network. One loss belongs to one pass through it. Without gradients, as in
+    a validation, the loss is cross-entropy alone, which does not depend on who else is in the batch.
+
+    A bank or a base with a memory keeps it in buffers, and needs indices in every call; `num_examples` is then how
+    many there are.
+    """
+
+    terms: dict[str, Tensor]  # what the last loss was made of, for a log; of several processes, the mean over them
+
+    def __init__(self, head: nn.Linear, objective: NCR | None = None, *, num_examples: int = 0) -> None:
+        super().__init__()
+        if not isinstance(head, nn.Linear):
+            raise ValueError(f"head of type {type(head).__name__} must be the torch.nn.Linear that makes the logits")
+        self.objective, self.terms = NCR() if objective is None else objective, {}
+        memory = self.objective.memory(num_examples, head.out_features, head.in_features)
+        self._names = {name: name.replace(".", "_") for name in memory}  # torch allows no dots
+        for name, tensor in memory.items():
+            self.register_buffer(self._names[name], tensor.to(head.weight.device))
+        self._epoch: float | None = None
+        self._features: Tensor | None = None
+        self._hook = head.register_forward_pre_hook(self._catch)
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What the objective keeps between steps; empty for almost all."""
+        return {name: self.get_buffer(kept) for name, kept in self._names.items()}
+
+    def set_epoch(self, epoch: float) -> None:
+        """Say at the start of an epoch which it is, from 0, as samplers are told; `start_epoch` depends on it."""
+        self._epoch = epoch
+
+    def forward(self, logits: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
+        """The loss of (B, C) logits; labels are (B,) class numbers, negative for unlabeled, or (B, C) distributions.
+
+        `indices` (B,) say who a row is, −1 for padding; without them every row is somebody else.
+        """
+        targets = labels if labels.is_floating_point() else one_hot(labels.clamp(min=-1), logits.shape[1])
+        indices, is_known = _indices(logits, indices), indices is not None
+        if not torch.is_grad_enabled():
+            outputs, batch = Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=indices)
+            return CrossEntropy()(outputs, batch, _NOWHERE, {}, "").total
+        if self._names and not is_known:
+            raise ValueError("this objective remembers examples; pass their numbers as indices, from 0")
+        outputs = Outputs(self._take(len(logits)), logits)
+        epoch, memory = self._current_epoch(), self.memory
+        batch = Batch(inputs=logits, targets=targets, indices=indices)
+        stage = self.objective.stage(epoch, memory)
+        now = torch.full((), epoch, device=logits.device)
+        total, self.terms = self.objective(outputs, batch, now, memory, stage)
+        return total
+
+    def _catch(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if torch.is_grad_enabled():
+            self._features = inputs[0]
+
+    def _take(self, num_rows: int) -> Tensor:
+        features, self._features = self._features, None  # used once, so that old ones cannot be taken for new
+        if features is None:
+            raise ValueError("nothing has passed the head since the last loss; call the network once before each loss")
+        if features.ndim != 2 or len(features) != num_rows:
+            raise ValueError(
+                f"features {tuple(features.shape)} entered the head for {num_rows} rows of logits; there must be one "
+                "vector a row: use a network that pools before its head, and a process for each GPU (torchrun)"
+            )
+        return features
+
+    def _current_epoch(self) -> float:
+        if self._epoch is None and self.objective.start_epoch != 0:
+            raise ValueError(
+                f"start_epoch={self.objective.start_epoch!r} needs criterion.set_epoch(epoch) at the start of epochs"
+            )
+        return self._epoch or 0.0
+
+
+def _indices(logits: Tensor, indices: Tensor | None) -> Tensor:
+    """(B,) int64; without any, every row of every process is one of its own."""
+    if indices is not None:
+        return indices.to(logits.device)
+    return dist.rank() * len(logits) + torch.arange(len(logits), device=logits.device)

@@ -1,0 +1,41 @@
+"""NCR in a Lightning module: the criterion is a part of the module, and a callback tells it the epoch and logs."""
+
+from typing import Any
+
+from nearsay.adapters.criterion import NCRCriterion
+from nearsay.adapters.libraries import import_library
+
+__all__ = ["NCRCallback", "NCRCriterion"]
+
+_lightning = import_library("lightning", "lightning")
+
+
+class NCRCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-defined]  # Lightning may be missing
+    """For every `NCRCriterion` inside the module: `start_epoch` is kept, and the terms of its loss are logged."""
+
+    def __init__(self, prefix: str = "train/") -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # Any: Lightning may be missing
+        """Refuse a module that this callback would have nothing to do with."""
+        if not _criteria(pl_module):
+            raise ValueError(
+                f"{type(pl_module).__name__} has no NCRCriterion; make one in its __init__, as in "
+                "self.criterion = NCRCriterion(self.head)"
+            )
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell the epoch, also the one that a resumed training goes on with."""
+        for criterion in _criteria(pl_module):
+            criterion.set_epoch(float(trainer.current_epoch))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the mean of each term over the epoch."""
+        for criterion in _criteria(pl_module):
+            terms = {f"{self.prefix}{name}": value for name, value in criterion.terms.items()}
+            pl_module.log_dict(terms, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+
+
+def _criteria(module: Any) -> list[NCRCriterion]:
+    return [each for each in module.modules() if isinstance(each, NCRCriterion)]

@@ -1,0 +1,147 @@
+"""The labels of an audited run, written anew by what was found and what was decided by hand."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearsay import tables
+from nearsay.commands.audit import file_names, read_experiment, table_bytes
+from nearsay.commands.corrections import read_corrections
+from nearsay.core import Labels, check_number
+from nearsay.run import BAD_DATA, RunError, open_run, write_whole
+from nearsay.tables import Cell
+from nearsay.trained import read_labels
+
+SPLITS = ("train", "validation", "test")
+
+
+class Cleaned(NamedTuple):
+    """What cleaning has made of the labels of a run."""
+
+    given: Tensor  # (N,) the cleaned labels; −1 for those that were dropped
+    relabeled: Tensor  # numbers of the examples that have another label now
+    dropped: Tensor  # of those that have none any more
+    review: Tensor  # of those that are suspicious and were left as they are
+    files: tuple[Path, ...]
+
+
+def clean_run(
+    folder: Path, *, relabel_above: float = 0.95, drop_below: float = 0.5, corrections: Path | None = None
+) -> Cleaned:
+    """Write the labels of an audited run anew, for `--set relabeled=FOLDER/cleaned.npz`.
+
+    Of the issues in `audit.csv`, those whose suggestion is at least as likely as `relabel_above` get it; of the others
+    those with a score below `drop_below` lose their label; the rest is left to be reviewed. A table of corrections
+    (`index` and `label`, empty to drop it; the last row of an example counts, and one whose `decision` is skip does
+    not) has the last word; by default that is `corrections.csv` in the folder, if there is one.
+
+    Writes `cleaned.npz`, the lists `cleaned-relabel.csv`, `cleaned-drop.csv` and `cleaned-review.csv` and, where the
+    examples are files, the manifest `cleaned.csv` of all splits; nothing else is changed.
+    """
+    check_number("relabel_above", relabel_above, 0, 1)
+    check_number("drop_below", drop_below, 0, 1)
+    labels = read_labels(folder)
+    rows = _read_audit(folder / "audit.csv", labels)
+    is_sure = rows.is_issue & (rows.probabilities >= relabel_above) & (rows.suggested >= 0)
+    is_poor = rows.is_issue & ~is_sure & (rows.scores < drop_below)
+    given = rows.suggested.where(is_sure, labels.given).masked_fill(is_poor, -1)
+    decided = read_corrections(folder, corrections, labels)
+    for index, label in decided.items():
+        given[index] = label
+    is_decided = torch.zeros_like(is_sure).index_fill(0, torch.tensor(list(decided), dtype=torch.int64), True)
+    is_changed = given != labels.given
+    lists = {
+        "relabel": is_changed & (given >= 0),
+        "drop": is_changed & (given < 0),
+        "review": rows.is_issue & ~is_changed & ~is_decided,
+    }
+    contents = {"cleaned.npz": _pack(given, labels.classes)}
+    for name, is_listed in lists.items():
+        contents[f"cleaned-{name}.csv"] = table_bytes(_listed(is_listed, given, labels, rows), ".csv")
+    manifest = _manifest(folder, given, labels)
+    if manifest is not None:
+        contents["cleaned.csv"] = table_bytes(manifest, ".csv")
+    with open_run(folder) as run:
+        for name, content in contents.items():
+            write_whole(run.path / name, content)
+    chosen = [is_listed.nonzero()[:, 0] for is_listed in lists.values()]
+    return Cleaned(given, chosen[0], chosen[1], chosen[2], tuple(folder / name for name in contents))
+
+
+class _Rows(NamedTuple):
+    """What `audit.csv` says of each example."""
+
+    paths: list[str | None]
+    suggested: Tensor  # (N,) −1 for nothing
+    probabilities: Tensor  # (N,) of the suggestion; 0 for nothing
+    scores: Tensor  # (N,) 1 for none
+    is_issue: Tensor  # (N,) bool
+
+
+def _read_audit(path: Path, labels: Labels) -> _Rows:
+    if not path.is_file():
+        raise RunError(f"{path} is missing; audit the run first, with nearsay audit {path.parent}", BAD_DATA)
+    cells = tables.read(path).columns
+    names = ("path", "given_label", "predicted_label", "predicted_probability", "label_score", "is_label_issue")
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(labels.classes)}
+    try:
+        paths, given, suggested, probabilities, scores, issues = (cells[name] for name in names)
+        if [numbers.get(name, -1) for name in given] != labels.given.tolist():
+            raise ValueError("it is of other labels")
+        return _Rows(
+            paths,
+            torch.tensor([numbers.get(name, -1) for name in suggested]),
+            torch.tensor([float(cell or 0) for cell in probabilities], dtype=torch.float64),
+            torch.tensor([1.0 if cell is None else float(cell) for cell in scores], dtype=torch.float64),
+            torch.tensor([cell == "true" for cell in issues]),
+        )
+    except (KeyError, ValueError) as error:
+        raise RunError(f"{path} does not fit the run ({error}); audit it again", BAD_DATA) from error
+
+
+def _pack(given: Tensor, classes: Sequence[str]) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, given=given.numpy(), classes=np.array(classes, dtype=np.str_))
+    return content.getvalue()
+
+
+def _listed(is_listed: Tensor, given: Tensor, labels: Labels, rows: _Rows) -> dict[str, list[Cell]]:
+    """The listed examples: what they were called, what they are now, and what the audit suggests."""
+    chosen = is_listed.nonzero()[:, 0].tolist()
+    names: dict[int, str | None] = {**dict(enumerate(labels.classes)), -1: None}
+    old, new, suggested = (tensor.tolist() for tensor in (labels.given, given, rows.suggested))
+    return {
+        "index": list(chosen),
+        "path": [rows.paths[row] for row in chosen],
+        "given_label": [names[old[row]] for row in chosen],
+        "label": [names[new[row]] for row in chosen],
+        "predicted_label": [names[suggested[row]] for row in chosen],
+        "label_score": [round(rows.scores[row].item(), 6) for row in chosen],
+    }
+
+
+def _manifest(folder: Path, given: Tensor, labels: Labels) -> dict[str, list[Cell]] | None:
+    """Paths, cleaned labels and splits of all files, below the root of the data; None where there are no files."""
+    experiment = read_experiment(folder)
+    files = file_names(experiment, "train", len(given))
+    if files is None:
+        return None
+    columns: dict[str, list[Cell]] = {
+        "path": list(files.names),
+        "label": [labels.classes[number] if number >= 0 else None for number in given.tolist()],
+        "split": ["train"] * len(files),
+    }
+    for split in SPLITS[1:]:
+        others = file_names(experiment, split)
+        if others is None or others.root != files.root:
+            continue
+        opened = experiment.data.open(split).labels
+        columns["path"] += others.names
+        columns["label"] += [opened.classes[number] if number >= 0 else None for number in opened.given.tolist()]
+        columns["split"] += [split] * len(others)
+    return columns

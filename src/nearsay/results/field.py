@@ -1,0 +1,61 @@
+"""Numbers of other works to stand beside ours, as they print them, and the numbers that we want to reach."""
+
+from typing import NamedTuple
+
+from nearsay.reproduce.paper import NOTHING, cifar
+
+_PAPER_COLUMNS = ("symmetric-20", "symmetric-40", "symmetric-50", "symmetric-80", "symmetric-90", "asymmetric-40")
+_FIELD_COLUMNS = ("symmetric-20", "symmetric-50", "symmetric-80", "symmetric-90", "asymmetric-40")
+_HUMAN_COLUMNS = ("human-aggre", "human-random1", "human-worse")
+
+
+class Quoted(NamedTuple):
+    """A row that is not ours: accuracies in percent as texts, by the keys of columns."""
+
+    name: str
+    source: str
+    texts: dict[str, str]
+
+
+def _quoted(name: str, source: str, columns: tuple[str, ...], words: str) -> Quoted:
+    return Quoted(name, source, dict(zip(columns, words.replace("--", NOTHING).split(), strict=True)))
+
+
+PAPER = tuple(  # its rows of CIFAR-10, which come before those of CIFAR-100
+    Quoted(
+        row.name,
+        f"{row.source}, as the paper prints it" if row.source else "the paper, final epoch",
+        dict(zip(_PAPER_COLUMNS, (each.text for each in row.printed[: len(_PAPER_COLUMNS)]), strict=True)),
+    )
+    for row in cifar()
+)
+FIELD = (
+    _quoted("DivideMix", "Li et al. 2020, two networks, mean of the last ten epochs", _FIELD_COLUMNS,
+            "95.7 94.4 92.9 75.4 92.1"),
+    _quoted("ELR+", "Liu et al. 2020, two networks, best epoch, other noise for each", _FIELD_COLUMNS,
+            "95.8 94.8 93.3 78.7 93.0"),
+    _quoted("SOP+", "Liu et al. 2022, best epoch", _FIELD_COLUMNS, "96.3 95.5 94.0 -- 93.8"),
+    _quoted("C2D", "Zheltonozhskii et al. 2022, two networks, final epoch", _FIELD_COLUMNS, "96.2 95.2 94.3 93.4 90.8"),
+    _quoted("SSR+", "Feng et al. 2022, one network, best epoch", _FIELD_COLUMNS, "96.7 96.1 95.6 95.2 95.5"),
+    _quoted("ProMix", "Xiao et al. 2023, two networks, last epoch", _FIELD_COLUMNS, "97.6 97.3 95.1 91.1 96.5"),
+    _quoted("cross-entropy", "rerun, ReScience C 2026", _HUMAN_COLUMNS, "91.7 90.2 83.9"),
+    _quoted("ELR", "rerun, ReScience C 2026", _HUMAN_COLUMNS, "93.0 92.2 87.9"),
+    _quoted("ELR+", "rerun, ReScience C 2026", _HUMAN_COLUMNS, "95.3 94.9 91.8"),
+    _quoted("DivideMix", "rerun, ReScience C 2026", _HUMAN_COLUMNS, "95.6 95.7 93.1"),
+    _quoted("SOP+", "rerun, ReScience C 2026", _HUMAN_COLUMNS, "96.0 95.7 92.9"),
+    _quoted("ProMix", "Xiao et al. 2023, best epoch", _HUMAN_COLUMNS, "97.7 97.4 96.3"),
+)  # fmt: skip
+
+_ALL = (*_PAPER_COLUMNS, *_HUMAN_COLUMNS)
+TARGETS: dict[str, dict[str, float]] = {  # method -> column -> final accuracy in percent
+    "ncr+elr+": dict(zip(_ALL, (95.2, 94.5, 94.3, 91.6, 75.1, 90.7, 95.3, 94.9, 91.8), strict=True)),
+    "nearsay": dict(zip(_ALL, (96.5, 96.0, 96.0, 95.0, 93.0, 95.0, 97.0, 97.0, 95.5), strict=True)),
+}
+
+CLEANLAB = {"human-aggre": 0.977, "human-worse": 0.967}  # AUROC, published
+LEAST_DETECTION = {"human-aggre": 0.95, "human-worse": 0.94}  # AUROC that one run has to reach
+
+
+def rows_of(rows: tuple[Quoted, ...], columns: tuple[str, ...]) -> list[Quoted]:
+    """The rows that have a number in one of the columns."""
+    return [row for row in rows if any(row.texts.get(column, NOTHING) != NOTHING for column in columns)]

@@ -1,0 +1,99 @@
+"""What the records say of one cell of a table: accuracies over seeds, detection of wrong labels, and what it cost."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from nearsay.report.groups import Spread, spread
+from nearsay.results.queue import Wanted
+from nearsay.results.record import Record
+
+NOT_RUN = "not run"
+NOTHING = "–"
+CHANGED = "†"
+Key = tuple[str, frozenset[str], frozenset[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """All records, to be asked for those of a cell."""
+
+    records: dict[str, Record]  # by name
+    changed: frozenset[str] = frozenset()  # names of runs whose settings are no more those of the recipe
+
+    def of(self, wanted: Wanted) -> list[Record]:
+        """The runs that differ from the wanted one in nothing but their seed, by seed."""
+        return self._alike.get(_key(wanted.recipe, wanted.arguments, wanted.overrides), [])
+
+    @cached_property
+    def _alike(self) -> dict[Key, list[Record]]:
+        found: dict[Key, list[Record]] = {}
+        for each in sorted(self.records.values(), key=lambda each: int(each["seed"])):
+            found.setdefault(_key(each["recipe"], each["arguments"], each["overrides"]), []).append(each)
+        return found
+
+    def accuracy(self, wanted: Wanted, split: str = "test", kind: str = "final") -> Spread | None:
+        """In percent; None if there is no run that was judged on the split."""
+        found = (each["accuracy"].get(split, {}).get(kind) for each in self.of(wanted))
+        return spread(100 * share for share in found if share is not None)
+
+    def shown(self, wanted: Wanted, split: str = "test") -> str:
+        """The accuracy as text, with a mark if the recipe has changed since."""
+        mark = CHANGED if any(each["name"] in self.changed for each in self.of(wanted)) else ""
+        return f"{as_text(self.accuracy(wanted, split))}{mark}"
+
+    def detection(self, wanted: Wanted, kind: str) -> Spread | None:
+        """AUROC or average precision; None where no run knows which labels are wrong."""
+        return spread(each["detection"][kind] for each in self.of(wanted) if each.get("detection"))
+
+    def minutes(self, wanted: Iterable[Wanted]) -> str:
+        """What a run takes, over all runs of a row; with the range where they differ by more than a quarter."""
+        taken = [each["seconds"] / 60 for one in wanted for each in self.of(one)]
+        if not taken:
+            return NOTHING
+        mean = sum(taken) / len(taken)
+        if max(taken) - min(taken) > 0.25 * mean:
+            return f"{mean:.1f} ({min(taken):.1f} to {max(taken):.1f})"
+        return f"{mean:.1f}"
+
+
+def as_text(number: Spread | None, digits: int = 2) -> str:
+    """Such as "94.12", or "94.12 ± 0.10 (n=3)"."""
+    if number is None:
+        return NOT_RUN
+    return f"{number.text(digits)} (n={number.num})" if number.num > 1 else number.text(digits)
+
+
+def as_share(number: Spread | None) -> str:
+    """Such as ".967"."""
+    return as_text(number, 3).replace("0.", ".")
+
+
+def difference(ours: Spread | None, other: float, digits: int = 2) -> str:
+    """How far ours is above or below; "–" without a run."""
+    if ours is None:
+        return NOTHING
+    gap = round(ours.mean - other, digits)
+    return f"{'−' if gap < 0 else '+'}{abs(gap):.{digits}f}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = 1) -> str:
+    """A table in Markdown that also reads as plain text; all but the first columns are set to the right."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(header))]
+
+    def printed(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.ljust(width) if place < num_left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return f"| {' | '.join(aligned)} |"
+
+    ruler = ["-" * width if place < num_left else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
+    return "\n".join([printed(lines[0]), printed(ruler), *map(printed, lines[1:])])
+
+
+def _key(recipe: str, arguments: Iterable[str], overrides: Iterable[str]) -> Key:
+    """What runs have in common that differ in their seed only; where and how fast they took place does not count."""
+    chosen = frozenset(word for word in arguments if not word.startswith("seed="))
+    return recipe, chosen, frozenset(word for word in overrides if not word.startswith("machine."))

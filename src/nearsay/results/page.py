@@ -1,0 +1,263 @@
+"""The page of all results, made of the records and the queue; no number on it is typed by hand."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nearsay.results import field, questions, variations
+from nearsay.results.field import CLEANLAB, LEAST_DETECTION, TARGETS, Quoted
+from nearsay.results.numbers import CHANGED, NOTHING, Numbers, as_share, difference, table
+from nearsay.results.queue import (
+    ASYMMETRIC,
+    BY_KEY,
+    COLUMNS,
+    EPOCHS,
+    HUMAN,
+    METHODS,
+    PLACES,
+    SYMMETRIC,
+    Column,
+    Protocol,
+    Tier,
+    Wanted,
+    cell,
+    queue,
+)
+from nearsay.results.record import Record, changed_since, check_queued, read_records
+
+NOTES = "notes.md"
+_TIERS: dict[Tier, str] = {
+    "A": "short, one seed: five methods under four kinds of noise",
+    "B": "paper's length, three seeds: the headline cells",
+    "C": "short, one seed: all other cells, and the questions below",
+}
+_LENGTHS: dict[Protocol, str] = {
+    "short": "100 epochs instead of 250; warm-up, averaging and the start of NCR beside ELR are shorter with it",
+    "paper": "250 epochs in batches of 256, learning rate 0.1 on a cosine, weight decay 5e-4, as the paper prints",
+}
+
+
+def make_page(folder: Path) -> str:
+    """The page as Markdown; ValueError if a file of `folder` cannot be used."""
+    wanted, records = queue(), read_records(folder)
+    for record in records.values():
+        check_queued(record, wanted)
+    notes = folder / NOTES
+    blocks = [
+        "# Results",
+        "Made by `nearsay results` from the files in [results](../results), one for each run, and not to be edited. "
+        'A cell without a run reads "not run".',
+        *_rules(records),
+        *_progress(wanted, records),
+    ]
+    changed = {name: found for name, record in records.items() if (found := changed_since(record))}
+    for protocol in EPOCHS:
+        numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
+        blocks += [*_protocol(protocol, numbers, wanted), *variations.section(numbers, wanted)]
+    blocks += _changed(changed)
+    blocks += [
+        "## What fell short, and why",
+        notes.read_text("utf-8").strip() if notes.exists() else "Not written yet.",
+    ]
+    return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
+
+
+def _of(protocol: Protocol, records: dict[str, Record]) -> dict[str, Record]:
+    return {name: each for name, each in records.items() if each["protocol"] == protocol}
+
+
+def _rules(records: dict[str, Record]) -> list[str]:
+    hardware = sorted({record["hardware"] for record in records.values()})
+    where = f"on {' and '.join(hardware)}" if hardware else "of the machine that ran them"
+    return [
+        "- An accuracy is that of the final epoch on the clean test set, in percent: of one run, or the mean ± "
+        "standard deviation (n − 1) over n seeds. The best epoch stands in the list of runs alone.\n"
+        "- All 50 000 images are trained on and none is held out, as the recipe's protocols have it, except where a "
+        "setting is chosen; the public ELR code holds out 5 000, and so may the paper.\n"
+        "- Symmetric noise redraws that share of the labels over all classes, so that at 40 % about 36 % are wrong; "
+        "asymmetric noise maps 40 % of five classes to similar ones. 10N are the human labels of CIFAR-10N. Noise is "
+        "drawn once and shared: by both networks of a pair, and by all methods with the same seed.\n"
+        "- No method knows the noise rate, and each has one setting for all columns, but for ELR's own β and λ for "
+        "asymmetric noise. `elr+` and `ncr+elr+` are two networks, judged by the mean of both; all others are one.\n"
+        f"- Minutes are those of a whole run {where}, with compilation, evaluation after each epoch and predictions.",
+    ]
+
+
+def _progress(wanted: Sequence[Wanted], records: dict[str, Record]) -> list[str]:
+    rows = []
+    for tier, title in _TIERS.items():
+        mine = [each for each in wanted if each.tier == tier]
+        left = [each for each in mine if each.name not in records]
+        minutes = sum(each.seconds for each in left) / 60
+        rows.append([tier, title, str(len(mine)), str(len(mine) - len(left)), f"{minutes:.0f}" if left else "0"])
+    header = ("tier", "what", "runs", "done", "minutes left, guessed for an H200")
+    return [
+        "## What is done",
+        table(header, rows, num_left=2),
+        "`python benchmarks/cifar.py run --data DIR --labels FILE` runs what is left of "
+        "[queue.json](../results/queue.json).",
+    ]
+
+
+def _protocol(protocol: Protocol, numbers: Numbers, wanted: Sequence[Wanted]) -> list[str]:
+    """All tables of one protocol."""
+    names = {each.name for each in wanted}
+    shown = [
+        (column, method)
+        for column in COLUMNS
+        for method in METHODS
+        if (each := cell(column, method, protocol=protocol)).name in names or numbers.of(each)
+    ]
+    methods = [method for method in METHODS if any(method == other for _, other in shown)]
+    blocks = [f"## Protocol `{protocol}`", f"{_LENGTHS[protocol]}."]
+    for title, group in (("Synthetic noise", (*SYMMETRIC, ASYMMETRIC)), ("Human labels: CIFAR-10N", HUMAN)):
+        columns = [column for column in group if any(column == other for other, _ in shown)]
+        if columns:
+            blocks += [f"### {title}", _accuracies(protocol, numbers, methods, columns), _how(protocol, columns)]
+    columns = [column for column in COLUMNS if any(column == other for other, _ in shown)]
+    blocks += [*_targets(protocol, numbers, methods, columns), *_detection(protocol, numbers, methods, columns)]
+    return [*blocks, *(questions.sections(numbers) if protocol == "short" else [])]
+
+
+def _accuracies(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> str:
+    rows = []
+    for method in methods:
+        cells = [cell(column, method, protocol=protocol) for column in columns]
+        rows.append([f"`{method}`", "ours", *map(numbers.shown, cells), numbers.minutes(cells)])
+    keys = tuple(column.key for column in columns)
+    for quoted in field.rows_of((*field.PAPER, *field.FIELD), keys):
+        rows.append([quoted.name, quoted.source, *_quoted(quoted, keys), NOTHING])
+    header = ("method", "from", *(column.title for column in columns), "min per run")
+    return table(header, rows, num_left=2)
+
+
+def _quoted(row: Quoted, keys: Iterable[str]) -> list[str]:
+    return [row.texts.get(key, NOTHING) for key in keys]
+
+
+def _how(protocol: Protocol, columns: Sequence[Column]) -> str:
+    """The command of each row and column."""
+    files = " ".join(cell(columns[0], "METHOD").words(PLACES)[: len(cell(columns[0], "METHOD").needs()) + 1])
+    kinds = "; ".join(f"{column.title}: `{' '.join(column.arguments)}`" for column in columns)
+    return (
+        f"The command of a row: `nearsay train {files} method=METHOD NOISE protocol={protocol} seed=SEED --set "
+        f"machine.compile=true`, with the name of the row for METHOD and for NOISE, by column, {kinds}."
+    )
+
+
+def _targets(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> list[str]:
+    rows = []
+    for method in [each for each in TARGETS if each in methods]:
+        wanted = TARGETS[method]
+        cells = [cell(column, method, protocol=protocol) for column in columns]
+        ours = [numbers.accuracy(each) for each in cells]
+        rows += [
+            [f"`{method}`", "to reach", *(f"{wanted[column.key]:.1f}" for column in columns), NOTHING],
+            ["", "reached", *map(numbers.shown, cells), numbers.minutes(cells)],
+            [
+                "",
+                "difference",
+                *(difference(each, wanted[column.key]) for column, each in zip(columns, ours, strict=True)),
+                "",
+            ],
+        ]
+    header = ("method", "", *(column.title for column in columns), "min per run")
+    return ["### How far the targets are", table(header, rows, num_left=2)] if rows else []
+
+
+def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> list[str]:
+    """How well the confidence in the given label of one run finds the labels that are wrong."""
+    keys = [column.key for column in columns if column.key in CLEANLAB]
+    if not keys:
+        return []
+    rows = []
+    for method in methods:
+        cells = [cell(BY_KEY[key], method, protocol=protocol) for key in keys]
+        texts = []
+        for key, each in zip(keys, cells, strict=True):
+            auroc, precision = (numbers.detection(each, kind) for kind in ("auroc", "average_precision"))
+            texts += [as_share(auroc), difference(auroc, CLEANLAB[key], 3).replace("0.", "."), as_share(precision)]
+        rows.append([f"`{method}`", *texts, numbers.minutes(cells)])
+    for name, numbers_of in (("cleanlab, published", CLEANLAB), ("at least wanted", LEAST_DETECTION)):
+        quoted = [text for key in keys for text in (f"{numbers_of[key]:.3f}".removeprefix("0"), "", NOTHING)]
+        rows.append([name, *quoted, NOTHING])
+    titles = [BY_KEY[key].title.removeprefix("10N ") for key in keys]
+    heads = [f"{title} {kind}" for title in titles for kind in ("AUROC", "to cleanlab", "AP")]
+    return [
+        "### Finding the wrong labels of CIFAR-10N",
+        "By the confidence of the final network in the given label of each training image, from one run that trained "
+        "on these labels; over all images, with the original labels of CIFAR-10 as the truth. cleanlab's numbers are "
+        "of five trainings of a ResNet-18 that was pretrained on ImageNet, the better of its self-confidence and "
+        "margin.",
+        table(("method", *heads, "min per run"), rows),
+    ]
+
+
+def _changed(changed: dict[str, list[str]]) -> list[str]:
+    if not changed:
+        return []
+    lines = [f"- `{name}`: {'; '.join(found[:5])}" for name, found in changed.items()]
+    return [
+        "## Settings that have changed since",
+        f"Numbers with {CHANGED} are of runs whose recipe is another today; what was run stands first.",
+        "\n".join(lines),
+    ]
+
+
+def _machines(records: dict[str, Record]) -> list[str]:
+    kinds = Counter(
+        (each["hardware"], each["versions"].get("torch", ""), each["versions"].get("python", ""), each["commit"])
+        for each in records.values()
+    )
+    if not kinds:
+        return ["## Machines and versions", "No run is recorded yet."]
+    rows = [[*(text or NOTHING for text in kind), str(num)] for kind, num in sorted(kinds.items())]
+    header = ("hardware", "torch", "Python", "commit of nearsay", "runs")
+    return ["## Machines and versions", table(header, rows, num_left=4)]
+
+
+def _all_runs(records: dict[str, Record], wanted: Sequence[Wanted]) -> list[str]:
+    """Every run that is recorded, those of the queue first."""
+    order = {each.name: place for place, each in enumerate(wanted)}
+    blocks = ["## All runs"]
+    for protocol in EPOCHS:
+        mine = sorted(
+            _of(protocol, records).values(), key=lambda each: (order.get(each["name"], len(order)), each["name"])
+        )
+        if not mine:
+            continue
+        header = (
+            "run",
+            "final",
+            "best",
+            "last 10",
+            "held out",
+            "AUROC",
+            "AP",
+            "wrong labels",
+            "min",
+            "images/s",
+            "GiB",
+        )
+        blocks += [f"### Protocol `{protocol}`, run by run", table((*header, "commit"), map(_run, mine))]
+        blocks += ["\n".join(f"    {each['command']}" for each in mine)]
+    return blocks if len(blocks) > 1 else [*blocks, "No run is recorded yet."]
+
+
+def _run(record: Record) -> list[str]:
+    test, held_out = record["accuracy"]["test"], record["accuracy"].get("validation")
+    found, rate = record["detection"] or {}, record["labels"].get("effective_rate")
+    return [
+        f"`{record['name']}`",
+        *(f"{100 * test[kind]:.2f}" for kind in ("final", "best", "last_10")),
+        NOTHING if held_out is None else f"{100 * held_out['final']:.2f}",
+        *(
+            NOTHING if found.get(kind) is None else f"{found[kind]:.3f}".removeprefix("0")
+            for kind in ("auroc", "average_precision")
+        ),
+        NOTHING if rate is None else f"{100 * rate:.1f} %",
+        f"{record['seconds'] / 60:.1f}",
+        f"{record['images_per_second']:,.0f}".replace(",", " "),
+        f"{record['peak_memory_bytes'] / 2**30:.1f}",
+        record["commit"] or NOTHING,
+    ]

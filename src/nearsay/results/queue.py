@@ -1,0 +1,221 @@
+"""Every run that the page of results wants, in the order in which they are worth their time."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+Tier = Literal["A", "B", "C"]
+Protocol = Literal["short", "paper"]
+EPOCHS: dict[Protocol, int] = {"short": 100, "paper": 250}
+FILE = "queue.json"
+PLACES = {"path": "data", "labels": "data/CIFAR-10_human.pt", "outside": "data"}  # in the commands that are printed
+_COMPILED: tuple[str, ...] = ("machine.compile=true",)
+_START = 30.0  # seconds to compile, and to predict at the end
+_SECONDS = {"one": 0.65, "pair": 1.75, "nearsay": 1.8}  # an epoch on an H200, guessed until runs tell better
+
+
+class Column(NamedTuple):
+    """A kind of noise: a column of a table."""
+
+    key: str  # in the names of runs
+    title: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One run, without the places of files."""
+
+    name: str  # the same for ever: the name of its file
+    tier: Tier = "C"
+    protocol: Protocol
+    recipe: str = "cifar10"
+    arguments: tuple[str, ...]  # key=value
+    overrides: tuple[str, ...] = _COMPILED  # a.b=c
+    seconds: float = 0.0  # that it is guessed to take on an H200
+
+    def words(self, places: dict[str, str]) -> list[str]:
+        """What `nearsay train` takes for it; `places` are of the arguments that name files."""
+        files = [f"{key}={places[key]}" for key in self.needs()]
+        return [self.recipe, *files, *self.arguments]
+
+    def needs(self) -> tuple[str, ...]:
+        """The arguments that name files."""
+        if self.recipe != "cifar10":
+            return ()
+        more = {"kind=human": ("labels",), "kind=open-set": ("outside",)}
+        return ("path", *(name for word in self.arguments for name in more.get(word, ())))
+
+    def command(self) -> str:
+        """The line that does it again."""
+        changes = (f"--set {change}" for change in self.overrides)
+        return " ".join(["nearsay train", *self.words(PLACES), *changes])
+
+    @property
+    def method(self) -> str:
+        """What it trains with."""
+        return next((word.partition("=")[2] for word in self.arguments if word.startswith("method=")), "")
+
+
+METHODS = (
+    "standard",
+    "mixup",
+    "label-smoothing",
+    "ncr",
+    "ncr+mixup",
+    "elr",
+    "ncr+elr",
+    "elr+",
+    "ncr+elr+",
+    "nearsay",
+)
+SYMMETRIC = tuple(
+    Column(f"symmetric-{rate}", f"sym {rate} %", ("kind=symmetric", f"noise={rate / 100}"))
+    for rate in (20, 40, 50, 80, 90)
+)
+ASYMMETRIC = Column("asymmetric-40", "asym 40 %", ("kind=asymmetric", "noise=0.4"))
+HUMAN = tuple(
+    Column(f"human-{column}", f"10N {title}", ("kind=human", f"column={column}"))
+    for column, title in (("aggre", "aggregate"), ("random1", "random 1"), ("worse", "worst"))
+)
+COLUMNS = (*SYMMETRIC, ASYMMETRIC, *HUMAN)
+OPEN_SET = Column("open-set-40", "open-set 40 %", ("kind=open-set", "noise=0.4"))
+BY_KEY = {column.key: column for column in (*COLUMNS, OPEN_SET)}
+
+FIRST_METHODS = ("standard", "ncr", "ncr+mixup", "elr+", "ncr+elr+")
+FIRST_COLUMNS = ("symmetric-40", "human-worse", "symmetric-80", "asymmetric-40")
+HEADLINE_METHODS = ("ncr+mixup", "ncr+elr+", "nearsay")
+HEADLINE_COLUMNS = ("symmetric-40", "human-worse")
+HEADLINE_SEEDS = (0, 1, 2)
+OPEN_SET_METHODS = (*FIRST_METHODS, "nearsay")
+PAIRS = ("elr+", "ncr+elr+")  # of networks, which alone can be given different noise
+
+RATES = (0, 20, 40)
+ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9)
+NEIGHBORS: tuple[int | None, ...] = (1, 5, 10, 50, 100, None)  # None is all of the batch
+STARTS = (0, 20, 40, 60, 80)  # the shares of the run at which the paper's figure has its points
+RELEASED_ALPHAS = (0.3, 0.5, 0.7, 0.9)
+
+
+class Point(NamedTuple):
+    """A setting of NCR in the ablation; the default is what the recipe takes."""
+
+    alpha: float = 0.9
+    k: int | None = 10
+    e: int = 0
+    variant: Literal["paper", "released"] = "paper"
+
+
+STAGES: dict[str, tuple[Point, ...]] = {
+    "alpha": tuple(Point(alpha=alpha) for alpha in ALPHAS),
+    "k": tuple(Point(k=k) for k in NEIGHBORS),
+    "e": tuple(Point(e=start) for start in STARTS),
+}
+RELEASED = tuple(Point(alpha=alpha, variant="released") for alpha in RELEASED_ALPHAS)
+
+
+def queue() -> list[Wanted]:
+    """All runs, each once: first what is required, then the rest."""
+    found: dict[str, Wanted] = {}
+    for each in (*_first(), *_headlines(), *_rest()):
+        found.setdefault(each.name, each)
+    return list(found.values())
+
+
+def cell(column: Column, method: str, *, protocol: Protocol = "short", seed: int = 0, tier: Tier = "C") -> Wanted:
+    """The run of one method under one kind of noise."""
+    arguments = (f"method={method}", *column.arguments)
+    return _wanted(f"{protocol}-{column.key}-{method}", arguments, protocol, seed, tier)
+
+
+def leak(method: str) -> Wanted:
+    """A pair of networks at 40 % symmetric noise, each with a draw of noise of its own."""
+    column = BY_KEY["symmetric-40"]
+    arguments = (f"method={method}", *column.arguments, "noise_per_network=true")
+    return _wanted(f"short-{column.key}-{method}-noise-per-network", arguments, "short", 0, "C")
+
+
+def ablated(rate: int, point: Point) -> Wanted:
+    """NCR with a setting of its own, judged on 5 000 examples that it is not trained on."""
+    settings = (f"alpha={point.alpha}", f"start={point.e}", f"variant={point.variant}", "held_out=5000")
+    arguments: tuple[str, ...] = ("method=ncr", "kind=symmetric", f"noise={rate / 100}", *settings)
+    k, overrides = "all", _COMPILED
+    if point.k is None:  # of the batch; the recipe's own none is its default
+        overrides = ("objective.k=none", *overrides)
+    else:
+        k, arguments = str(point.k), (*arguments, f"k={point.k}")
+    name = f"short-held-out-symmetric-{rate}-ncr-{point.variant}-alpha-{point.alpha}-k-{k}-e-{point.e}"
+    return _wanted(name, arguments, "short", 0, "C", overrides)
+
+
+def write_queue(wanted: Iterable[Wanted], done: Iterable[str] = ()) -> str:
+    """The queue as JSON, a run a line; each says whether it is done."""
+    finished = set(done)
+    lines = [json.dumps({**asdict(each), "done": each.name in finished}, ensure_ascii=False) for each in wanted]
+    return "[\n " + ",\n ".join(lines) + "\n]\n"
+
+
+def read_queue(path: Path) -> list[Wanted]:
+    """What a file of `write_queue` says; ValueError if it is none."""
+    try:
+        return [_read(each) for each in json.loads(path.read_text("utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is no queue of runs: {error}; make it again with nearsay results") from error
+
+
+def _read(entry: dict[str, Any]) -> Wanted:  # Any: what JSON can hold
+    fields = {key: value for key, value in entry.items() if key != "done"}
+    fields |= {key: tuple(fields[key]) for key in ("arguments", "overrides") if key in fields}
+    if fields["protocol"] not in EPOCHS:
+        raise ValueError(f"the protocol {fields['protocol']!r} is none of {', '.join(EPOCHS)}")
+    return Wanted(**fields)
+
+
+def _first() -> Iterator[Wanted]:
+    for key, method in product(FIRST_COLUMNS, FIRST_METHODS):
+        yield cell(BY_KEY[key], method, tier="A")
+
+
+def _headlines() -> Iterator[Wanted]:
+    for seed, method, key in product(HEADLINE_SEEDS, HEADLINE_METHODS, HEADLINE_COLUMNS):
+        yield cell(BY_KEY[key], method, protocol="paper", seed=seed, tier="B")
+
+
+def _rest() -> Iterator[Wanted]:
+    """What has a target, then the questions with an answer, then the other cells."""
+    for method, column in product(("nearsay", "ncr+elr+"), COLUMNS):
+        yield cell(column, method)
+    yield cell(BY_KEY["human-aggre"], "ncr+mixup")  # for the detection of wrong labels
+    yield from map(leak, PAIRS)
+    for rate, point in product(reversed(RATES), (Point(), *RELEASED)):
+        yield ablated(rate, point)
+    for method in OPEN_SET_METHODS:
+        yield cell(OPEN_SET, method)
+    for method, column in product(METHODS, COLUMNS):
+        yield cell(column, method)
+    for rate, points in product(reversed(RATES), STAGES.values()):
+        for point in points:
+            yield ablated(rate, point)
+
+
+def _wanted(
+    stem: str,
+    arguments: tuple[str, ...],
+    protocol: Protocol,
+    seed: int,
+    tier: Tier,
+    overrides: tuple[str, ...] = _COMPILED,
+) -> Wanted:
+    method = arguments[0].partition("=")[2]
+    pace = _SECONDS["pair" if method in PAIRS else "nearsay" if method == "nearsay" else "one"]
+    return Wanted(
+        name=f"{stem}-seed-{seed}",
+        tier=tier,
+        protocol=protocol,
+        arguments=(*arguments, f"protocol={protocol}", f"seed={seed}"),
+        overrides=overrides,
+        seconds=_START + pace * EPOCHS[protocol],
+    )

@@ -1,0 +1,11 @@
+"""The local page where suspicious labels are confirmed or fixed, one key each."""
+
+from importlib.util import find_spec
+
+if not (find_spec("starlette") and find_spec("uvicorn")):
+    raise ImportError('the review page needs an extra; pip install "nearsay[review]"')
+
+from nearsay.review.desk import Tally
+from nearsay.review.serving import review_run
+
+__all__ = ["Tally", "review_run"]

@@ -1,0 +1,207 @@
+"""The loss function that the adapters share: it equals the functional loss, and refuses what it would misunderstand."""
+
+import copy
+import importlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+import nearsay
+from nearsay.adapters import NCRCriterion
+from nearsay.adapters.libraries import import_library
+from nearsay.objectives import ELR, NCR, Bank, CrossEntropy
+
+OBJECTIVE = NCR(alpha=0.6, k=5, temperature=3.0)
+
+
+def small_network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def rows(num=20, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num, 6, generator=generator), torch.randint(4, (num,), generator=generator)
+
+
+def functional_loss(network, inputs, labels, indices=None, *, alpha=0.6):
+    features = network[:2](inputs)
+    logits = network[2](features)
+    consistency = nearsay.ncr(logits, features, indices, k=5, temperature=3.0)
+    return (1 - alpha) * cross_entropy(logits, labels) + alpha * consistency
+
+
+def gradients(network, loss):
+    return torch.autograd.grad(loss, list(network.parameters()))
+
+
+@pytest.mark.parametrize("with_indices", [False, True])
+def test_loss_and_gradients_are_those_of_the_functions(with_indices):
+    network, (inputs, labels) = small_network(), rows()
+    indices = torch.arange(20) // 2 if with_indices else None  # every example twice
+    wanted = functional_loss(network, inputs, labels, indices)
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    found = criterion(network(inputs), labels, indices)
+    assert_close(found, wanted, rtol=0, atol=1e-6)
+    assert_close(gradients(network, found), gradients(network, wanted))
+    assert criterion.terms.keys() == {"cross_entropy", "ncr", "isolated"}
+    assert_close(0.4 * criterion.terms["cross_entropy"] + 0.6 * criterion.terms["ncr"], wanted.detach())
+
+
+def test_before_the_start_there_is_only_the_base():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], NCR(alpha=0.6, k=5, temperature=3.0, start_epoch=2))
+    for epoch, alpha in ((0, 0), (1.9, 0), (2, 0.6), (5, 0.6)):
+        criterion.set_epoch(epoch)
+        wanted = functional_loss(network, inputs, labels, alpha=alpha)
+        assert_close(criterion(network(inputs), labels), wanted, rtol=0, atol=1e-6)
+
+
+def test_a_start_that_nobody_announces_is_refused():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], NCR(start_epoch=2))
+    with pytest.raises(ValueError, match=r"start_epoch=2 needs criterion.set_epoch\(epoch\)"):
+        criterion(network(inputs), labels)
+
+
+def test_targets_may_be_distributions():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    hard = criterion(network(inputs), labels)
+    assert_close(criterion(network(inputs), nearsay.one_hot(labels, 4)), hard)
+    mixed = 0.7 * nearsay.one_hot(labels, 4) + 0.3 * nearsay.one_hot(labels.flip(0), 4)
+    consistency = criterion.terms["ncr"]
+    wanted = 0.4 * cross_entropy(network(inputs), mixed) + 0.6 * consistency
+    assert_close(criterion(network(inputs), mixed), wanted)
+
+
+@pytest.mark.parametrize("unlabeled", [-1, -100])
+def test_rows_without_a_label_are_neighbors_but_not_supervised(unlabeled):
+    network, (inputs, labels) = small_network(), rows()
+    labels[:7] = unlabeled
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    total = criterion(network(inputs), labels)
+    features = network[:2](inputs)
+    logits = network[2](features)
+    wanted = 0.4 * cross_entropy(logits[7:], labels[7:]) + 0.6 * nearsay.ncr(logits, features, k=5, temperature=3.0)
+    assert_close(total, wanted, rtol=0, atol=1e-6)
+
+
+def test_padding_has_no_part_in_the_loss():
+    network, (inputs, labels) = small_network(), rows()
+    wanted = functional_loss(network, inputs[:15], labels[:15])
+    indices = torch.arange(20)
+    indices[15:], labels[15:] = -1, -1
+    found = NCRCriterion(network[2], OBJECTIVE)(network(inputs), labels, indices)
+    assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_without_gradients_it_is_cross_entropy_alone():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], NCR(start_epoch=3, base=CrossEntropy(smoothing=0.1)))
+    with torch.no_grad():
+        logits = network(inputs)
+        assert_close(criterion(logits, labels), cross_entropy(logits, labels))
+    with torch.inference_mode():
+        assert_close(criterion(network(inputs), labels), cross_entropy(logits, labels))
+    assert criterion.terms == {}
+
+
+def test_half_precision_is_computed_in_single():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        features = network[:2](inputs)
+        logits = network[2](features)
+        loss = criterion(network(inputs), labels)
+    assert features.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    features, logits = features.float(), logits.float()
+    consistency = nearsay.ncr(logits, features, k=5, temperature=3.0)
+    assert_close(loss, 0.4 * cross_entropy(logits, labels) + 0.6 * consistency, rtol=0, atol=1e-6)
+    assert all(part.abs().sum() > 0 for part in gradients(network, loss))
+
+
+def test_features_are_used_once_and_belong_to_the_rows():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    logits = network(inputs)
+    criterion(logits, labels)
+    with pytest.raises(ValueError, match="nothing has passed the head since the last loss"):
+        criterion(logits, labels)
+    network(inputs[:10])  # as one of two replicas would
+    with pytest.raises(ValueError, match=r"features \(10, 8\) entered the head for 20 rows of logits.*torchrun"):
+        criterion(logits, labels)
+    network(inputs.view(5, 4, 6))  # as a network for sequences would
+    with pytest.raises(ValueError, match=r"features \(5, 4, 8\).*pools before its head"):
+        criterion(logits[:5], labels[:5])
+
+
+def test_a_copy_of_the_network_does_not_disturb():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    averaged = copy.deepcopy(network)
+    wanted = functional_loss(network, inputs, labels)
+    criterion(network(inputs), labels)
+    logits = network(inputs)
+    averaged(inputs.flip(0))
+    assert_close(criterion(logits, labels), wanted, rtol=0, atol=1e-6)
+
+
+def test_the_network_is_no_part_of_the_state():
+    network = small_network()
+    assert NCRCriterion(network[2], OBJECTIVE).state_dict() == {}
+    assert list(NCRCriterion(network[2], OBJECTIVE).parameters()) == []
+    assert set(network.state_dict()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_memory_is_state_and_needs_indices():
+    network, (inputs, labels) = small_network(), rows()
+    objective = NCR(alpha=0.6, k=5, base=ELR(), bank=Bank(size=50))
+    criterion = NCRCriterion(network[2], objective, num_examples=20)
+    with pytest.raises(ValueError, match="this objective remembers examples; pass their numbers as indices"):
+        criterion(network(inputs), labels)
+    for part in torch.arange(20).split(10):
+        criterion(network(inputs[part]), labels[part], part)
+    other = NCRCriterion(network[2], objective, num_examples=20)
+    other.load_state_dict(criterion.state_dict())
+    assert other.memory["bank.indices"][:20].tolist() == list(range(20))
+    assert_close(other.memory, criterion.memory)
+    assert criterion.memory["base.averages"].abs().sum() > 0
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    with pytest.raises(ValueError, match=r"head of type Sequential must be the torch.nn.Linear"):
+        NCRCriterion(small_network())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "library", "extra"),
+    [
+        ("lightning", "lightning", "lightning"),
+        ("transformers", "transformers", "transformers"),
+        ("timm", "timm", "vision"),
+    ],
+)
+def test_a_missing_library_is_one_sentence_with_its_cure(monkeypatch, adapter, library, extra):
+    monkeypatch.delitem(sys.modules, f"nearsay.adapters.{adapter}", raising=False)
+
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("nearsay.adapters.libraries.import_module", missing)
+    with pytest.raises(ImportError, match=rf'^this adapter needs {library}; pip install "nearsay\[{extra}\]"$'):
+        importlib.import_module(f"nearsay.adapters.{adapter}")
+
+
+def test_a_library_that_does_not_fit_its_torch_is_said_too(monkeypatch):
+    def misfit(name):
+        raise RuntimeError("operator torchvision::nms does not exist\nmore")
+
+    monkeypatch.setattr("nearsay.adapters.libraries.import_module", misfit)
+    with pytest.raises(ImportError, match=r"timm cannot be imported \(operator torchvision::nms does not exist\); let"):
+        import_library("timm", "vision")

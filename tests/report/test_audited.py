@@ -1,0 +1,310 @@
+"""The page of an audited run: what it says, what it shows, and that nothing in it can be more than text."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+from collections import Counter, defaultdict
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from markupsafe import Markup
+from PIL import Image
+
+from nearsay.core import Files
+from nearsay.report import audited, charts
+from nearsay.report.folders import plain
+from nearsay.report.mapping import MOST_POINTS, choose_points, place
+from nearsay.report.pictures import SIDE, Album
+from report.making import PAYLOADS, make_findings, render_with
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and text of a page, and the text of each of its parts by heading."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.parts = [], [], defaultdict(str)
+        self.scripts, self.part, self.is_heading, self.is_script = [], "", False, False
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, *attribute) for attribute in attributes]
+        self.is_heading = tag == "h2"
+        self.is_script = tag == "script"
+        if tag == "h2":
+            self.part = ""
+        if tag == "script":
+            self.scripts.append((dict(attributes).get("type"), ""))
+
+    def handle_endtag(self, tag):
+        self.is_heading = self.is_heading and tag != "h2"
+        self.is_script = self.is_script and tag != "script"
+
+    def handle_data(self, data):
+        if self.is_script:
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+        elif self.is_heading:
+            self.part += data
+        else:
+            self.parts[self.part] += data
+
+    def words(self, part):
+        return " ".join(self.parts[part].replace("\u00a0", " ").split())
+
+    def points(self):
+        [content] = [content for kind, content in self.scripts if kind == "application/json"]
+        return json.loads(content)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without drawing, for what is said in words."""
+    monkeypatch.setattr(charts, "_drawn", lambda chart: Markup("<svg></svg>"))
+
+
+def read(findings):
+    return Reader(audited.render(findings))
+
+
+# Words
+
+
+def test_the_summary_tells_how_many_are_wrong_what_is_confused_and_what_to_do(quick):
+    words = read(make_findings(["cat", "dog", "emu"], name="my run")).words("In short")
+    assert words.startswith("15labels of 15 examples3seem wrong another label is likelier")
+    assert "1 labeled dog that seem to be cat" in words
+    assert re.search(r"about \d+ to find 80 %, \d+ to find 90 %, \d+ to find 95 % of all wrong labels", words)
+    assert (
+        "3 labels (20.0 %) are wrong, and the audit ranks a wrong label below a right one in 98.7 % of pairs" in words
+    )
+    assert "nearsay review 'my run'" in words
+    assert "--set relabeled='my run'/cleaned.npz" in words
+
+
+def test_without_the_truth_suspicious_labels_are_told_apart_instead(quick):
+    reader = read(make_findings(["cat", "dog", "emu"], knows_truth=False))
+    assert "truth" not in reader.words("In short") + reader.words("The most suspicious labels")
+    assert "12 other labels and 3 suspicious labels" in reader.words("How labels are judged")
+
+
+def test_histograms_are_of_right_and_of_wrong_labels(quick, monkeypatch):
+    calls = []
+    monkeypatch.setattr(charts, "histogram", lambda drawn, **named: calls.append((drawn, named)) or Markup(""))
+    read(make_findings(["cat", "dog", "emu"]))
+    score, network, _, agreement = calls
+    assert network[1]["title"] == "confidence in the given label (%)"
+    assert [(each.kind, each.shares[-1], each.shares[0]) for each in network[0]] == [
+        ("right label", 100, 0),
+        ("wrong label", 0, 100),
+    ]
+    assert [each.shares[0] for each in agreement[0]] == [0, 100]
+    assert sum(score[0][1].shares[:10]) == 100
+
+
+def test_a_card_shows_labels_score_decision_and_the_nearest_with_theirs(quick):
+    findings = make_findings(["cat", "dog", "emu"], corrections={4: 2, 9: -1})
+    words = read(findings).words("The most suspicious labels")
+    assert "The first 3 of 3 suspicious labels" in words
+    cards = {int(number): text for text, number in re.findall(r"(given\w+seems.*?)\d+\. example (\d+)", words)}
+    assert cards[4].startswith("givendogseemscat ")
+    assert "truthcat" in cards[4]
+    assert "by handemu" in cards[4]
+    assert "by handlabel dropped" in cards[9]
+    assert "by hand" not in cards[14]
+    assert re.search(r"score0\.\d{3}(cat\d+){3}cat", cards[4])
+
+
+@pytest.mark.parametrize(("num_classes", "has_map"), [(2, True), (30, True), (31, False), (100, False)])
+def test_a_large_matrix_is_told_by_its_largest_cells(quick, monkeypatch, num_classes, has_map):
+    calls = []
+    monkeypatch.setattr(charts, "heat_map", lambda *shares, **named: calls.append(shares) or Markup(""))
+    words = read(make_findings([f"class {number}" for number in range(num_classes)])).words("Which labels are confused")
+    assert len(calls) == has_map
+    if has_map:
+        assert calls[0][0][0][:2] == [80, 20]
+    else:
+        assert f"The 20 largest of {num_classes**2 - num_classes:,} ways to be wrong." in words
+        assert "class 0class 120.0class 1class 220.0" in words
+
+
+def test_near_duplicates_whose_labels_differ_come_first(quick):
+    findings = make_findings(["cat", "dog", "emu"])
+    findings.audit.evidence.groups[:] = torch.tensor([0, 0, -1, 1, 1, *[-1] * 10])
+    words = read(findings).words("Near-duplicates")
+    assert "2 groups of examples that are nearly the same; in 1 of them the labels differ." in words
+    assert words.endswith("labels differcat#3dog#4same labelcat#0cat#1")
+
+
+def test_files_that_cannot_be_read_are_listed_with_the_reason(quick, tmp_path):
+    names = tuple(f"{number}.png" for number in range(17))
+    (tmp_path / "15.png").write_bytes(b"no image")
+    findings = make_findings(["a", "b", "c"], inputs=Files(tmp_path, names), unreadable={15: "b", 16: ""})
+    words = read(findings).words("Unreadable files")
+    assert "2 examples could not be read" in words
+    assert "1515.pngbit is no JPEG, PNG" in words
+    assert "1616.pngno labelit cannot be read: No such file" in words
+    assert str(tmp_path) not in words
+
+
+def test_embeddings_have_the_same_page_without_pictures(quick):
+    reader = read(make_findings(["cat", "dog", "emu"], inputs=torch.zeros(15, 4)))
+    assert "img" not in reader.tags
+    assert reader.points()["tile"] == [None] * 15
+
+
+# Pictures
+
+
+def test_tiny_images_keep_every_pixel_and_large_ones_are_made_small(tmp_path):
+    images = torch.arange(2 * 3 * 8 * 8).reshape(2, 3, 8, 8).to(torch.uint8)
+    address = Album(images).address(1)
+    assert torch.equal(pixels(address), images[1])
+    Image.effect_noise((400, 200), 50).convert("RGB").save(tmp_path / "a.png")
+    address = Album(Files(tmp_path, ("a.png", "gone.png"))).address(0)
+    assert address.startswith("data:image/jpeg;base64,")
+    assert pixels(address).shape == (3, SIDE // 2, SIDE)
+    assert Album(Files(tmp_path, ("a.png", "gone.png"))).address(1) is None
+
+
+def test_a_tile_of_a_sheet_is_where_it_is_said_to_be():
+    images = (torch.arange(300) % 250).to(torch.uint8)[:, None, None, None].repeat(1, 3, 8, 8)
+    asked = [7, 299, *range(280)]
+    sheets = Album(images).sheets(asked)
+    assert (len(sheets.addresses), sheets.side, sheets.columns) == (2, 8, 16)
+    for index, tile in list(zip(asked, sheets.places, strict=True))[1:]:
+        sheet, within = divmod(tile, 256)
+        top, left = within // 16 * 8, within % 16 * 8
+        found = pixels(sheets.addresses[sheet])[:, top : top + 8, left : left + 8].float().mean()
+        assert found == pytest.approx(index % 250, abs=2)
+
+
+def test_pictures_end_where_the_bytes_for_them_do(tmp_path, monkeypatch):
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    size = (tmp_path / "0.png").stat().st_size
+    monkeypatch.setattr("nearsay.report.pictures._MOST_BYTES", 2 * size)
+    album = Album(Files(tmp_path, ("0.png", "1.png", "2.png")))
+    assert [album.address(number) is not None for number in (0, 1, 2, 0)] == [True, True, False, True]
+    assert album.num_left_out == 1
+
+
+def pixels(address):
+    content = base64.b64decode(address.partition(",")[2])
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    return (
+        torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        .view(image.height, image.width, 3)
+        .permute(2, 0, 1)
+    )
+
+
+# The map
+
+
+def test_the_map_holds_the_most_suspicious_and_a_draw_that_stays():
+    order = torch.arange(9000).flip(0)
+    chosen = choose_points(order, 9000)
+    assert len(chosen) == MOST_POINTS == len(set(chosen.tolist()))
+    assert set(range(8000, 9000)) <= set(chosen.tolist())
+    assert torch.equal(chosen, choose_points(order, 9000))
+    assert choose_points(order[:3], 9000)[-3:].tolist() == [8997, 8998, 8999]
+    assert choose_points(torch.tensor([1]), 4).tolist() == [0, 1, 2, 3]
+
+
+def test_similar_features_are_near_on_the_map():
+    kinds = torch.arange(90) % 3
+    features = 5 * torch.eye(3, 8)[kinds] + 0.1 * torch.randn(90, 8, generator=torch.Generator().manual_seed(0))
+    where = place(features, torch.arange(90))
+    distances = torch.cdist(where, where).fill_diagonal_(torch.inf)
+    assert torch.equal(kinds[distances.argmin(dim=1)], kinds)
+    assert (where.min().item(), where.max().item()) == (0, 1)
+    assert torch.equal(where, place(features, torch.arange(90)))
+
+
+@pytest.mark.parametrize("features", [torch.ones(30, 4), torch.eye(3), torch.ones(1, 1), torch.zeros(12, 2)])
+def test_a_map_of_what_cannot_be_spread_is_still_one(features):
+    where = place(features, torch.arange(len(features)))
+    assert where.shape == (len(features), 2)
+    assert ((where >= 0) & (where <= 1)).all()
+
+
+def test_the_script_is_given_what_it_draws(quick):
+    images = torch.arange(15).to(torch.uint8)[:, None, None, None].repeat(1, 3, 8, 8)
+    points = read(make_findings(["cat", "dog", "emu"], inputs=images)).points()
+    assert points["classes"] == ["cat", "dog", "emu"]
+    assert points["given"][:5] == [0, 0, 0, 0, 1]
+    assert points["seems"][:5] == [0] * 5
+    assert [number for number, is_issue in enumerate(points["issue"]) if is_issue] == [4, 9, 14]
+    assert sorted(points["tile"]) == list(range(15))
+    assert points["tile"][4] == 0  # pictures of the suspicious are read first
+
+
+# Safety
+
+WORDS = [f"word {number}" for number in range(len(PAYLOADS))]
+PLACES = ["file name", "label", "class", "config", "error text", "corrections"]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A harmless page and a hostile one of the same shape."""
+    root = tmp_path_factory.mktemp("root")
+    with pytest.MonkeyPatch.context() as patch:
+        return [render_with(texts, root, patch) for texts in (WORDS, PAYLOADS)]
+
+
+def shown_in(place, reader, text):
+    """How often the text is read in a part of the page where that place puts it."""
+    parts = {
+        "file name": [name for name in reader.points()["file"] if name == f"{text} 0"],
+        "label": re.findall(f"given{re.escape(text)}seems", reader.parts["The most suspicious labels"]),
+        "class": [name for name in reader.points()["classes"] if name == text],
+        "config": re.findall(re.escape(text), reader.parts["The experiment"]),
+        "error text": re.findall(f"{re.escape(text)} went wrong", reader.parts["Unreadable files"]),
+        "corrections": re.findall(f"by hand{re.escape(text)}score", reader.parts["The most suspicious labels"]),
+    }
+    return len(parts[place])
+
+
+@pytest.fixture(scope="module")
+def readers(pages):
+    return [Reader(page) for page in pages]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+def test_a_hostile_text_is_text(readers, place, number):
+    harmless, hostile = readers
+    times = shown_in(place, harmless, WORDS[number])
+    assert shown_in(place, hostile, plain(PAYLOADS[number])) >= min(times, 1) == 1
+
+
+def test_hostile_texts_add_no_element_no_attribute_and_no_script(readers):
+    harmless, hostile = readers
+    assert Counter(hostile.tags) == Counter(harmless.tags)
+    assert Counter(each[:2] for each in hostile.attributes) == Counter(each[:2] for each in harmless.attributes)
+    assert not [name for _, name, _ in hostile.attributes if name.startswith("on") or name in ("srcset", "action")]
+    assert [kind for kind, _ in hostile.scripts] == ["application/json", None]
+    assert hostile.scripts[1] == harmless.scripts[1]
+
+
+def test_only_our_own_script_may_run_and_nothing_is_fetched(pages, readers):
+    for page, reader in zip(pages, readers, strict=True):
+        digest = base64.b64encode(hashlib.sha256(reader.scripts[1][1].encode()).digest()).decode()
+        policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-" + digest
+        assert [value for _, name, value in reader.attributes if name == "content" and policy in value]
+        addresses = [value for _, name, value in reader.attributes if name in ("src", "href", "xlink:href")]
+        assert all(value.startswith("data:") for value in addresses)
+        data = page.partition('id="atlas-data">')[2].partition("</script>")[0]
+        assert not set("<>&\u2028\u2029") & set(data)
+    assert "@import" not in pages[0]
+    assert "url(" not in pages[0]
+
+
+def test_the_same_findings_give_the_same_bytes(pages, tmp_path, monkeypatch):
+    assert render_with(WORDS, tmp_path, monkeypatch) == pages[0]

@@ -1,0 +1,1 @@
+"""The record of measured numbers, on records of runs that never were."""

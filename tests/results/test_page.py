@@ -1,0 +1,176 @@
+import statistics
+from pathlib import Path
+
+import pytest
+
+from nearsay import cli
+from nearsay.results.page import make_page
+from nearsay.results.queue import BY_KEY, RATES, RELEASED, STAGES, Wanted, ablated, cell, leak
+from nearsay.results.record import take
+from nearsay.results.writing import stale_files, write_results
+from results.stand_in import record
+
+ROOT = Path(__file__).parents[2]
+WORST, AGGREGATE = BY_KEY["human-worse"], BY_KEY["human-aggre"]
+
+
+def page(folder, *records):
+    take(records, folder, replace=True)
+    return make_page(folder)
+
+
+def lines(text, start, section=""):
+    """Cells of the lines of a section that begin so."""
+    part = text.split(section, 1)[1] if section else text
+    rows = [line[1:-1].split("|") for line in part.splitlines() if line.startswith(f"| {start}")]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_page_of_the_project_is_what_its_files_make_of_it():
+    assert stale_files(ROOT / "results", ROOT / "docs" / "results.md") == []
+
+
+def test_without_results_every_number_of_ours_reads_not_run(tmp_path):
+    text = make_page(tmp_path)
+    first = lines(text, "`ncr+elr+`")[0]
+    assert first == ["`ncr+elr+`", "ours", *["not run"] * 6, "–"]
+    assert "No run is recorded yet." in text
+    assert "Not written yet." in text
+
+
+def test_the_paper_and_the_field_stand_below_ours(tmp_path):
+    text = make_page(tmp_path)
+    paper = ["NCR + ELR+", "the paper, final epoch", "95.2", "94.5", "94.3", "91.6", "75.1", "90.7", "–"]
+    assert lines(text, "NCR + ELR+")[0] == paper
+    assert lines(text, "SSR+")[0][2:] == ["96.7", "–", "96.1", "95.6", "95.2", "95.5", "–"]
+    assert lines(text, "DivideMix", "### Human labels")[0][2:] == ["95.6", "95.7", "93.1", "–"]
+
+
+def test_a_number_stands_in_its_cell_with_what_it_cost(tmp_path):
+    text = page(tmp_path, record(cell(BY_KEY["symmetric-80"], "ncr"), 0.81236, seconds=90.0))
+    assert lines(text, "`ncr` ")[0] == ["`ncr`", "ours", *["not run"] * 3, "81.24", "not run", "not run", "1.5"]
+    assert all("81.24" not in " ".join(row) for row in lines(text, "`ncr+mixup`"))
+
+
+def test_protocols_are_never_mixed(tmp_path):
+    short = record(cell(WORST, "ncr+mixup"), 0.80)
+    long = record(cell(WORST, "ncr+mixup", protocol="paper"), 0.90)
+    usual = cell(WORST, "ncr+mixup", protocol="paper")
+    other = Wanted(name="other", protocol="paper", arguments=(*usual.arguments, "k=5"))
+    before, after = page(tmp_path, short, long, record(other, 0.91)).split("## Protocol `paper`\n")
+    assert "80.00" in before
+    assert "90.00" not in before
+    assert "91.00" not in before
+    assert "80.00" not in after.split("## All runs")[0]
+
+
+def test_seeds_are_a_mean_with_the_deviation_of_a_sample(tmp_path):
+    finals = (0.940, 0.945, 0.959)
+    runs = [cell(WORST, "nearsay", protocol="paper", seed=seed) for seed in range(3)]
+    made = [record(run, final, seed=seed) for seed, (run, final) in enumerate(zip(runs, finals, strict=True))]
+    found = lines(page(tmp_path, *made), "`nearsay`", "## Protocol `paper`\n")[1]
+    deviation = statistics.stdev(100 * final for final in finals)
+    assert found == ["`nearsay`", "ours", f"94.80 ± {deviation:.2f} (n=3)", "1.0"]
+
+
+def test_targets_say_how_far_they_are(tmp_path):
+    text = page(tmp_path, record(cell(BY_KEY["symmetric-40"], "ncr+elr+"), 0.9434))
+    rows = [row for row in lines(text, "", "### How far") if row[1] in ("to reach", "reached", "difference")]
+    assert [row[3] for row in rows[:3]] == ["94.5", "94.34", "−0.16"]
+    assert rows[3][:4] == ["`nearsay`", "to reach", "96.5", "96.0"]
+    assert rows[5][3] == "–"
+
+
+def test_detection_stands_beside_cleanlab(tmp_path):
+    made = [record(cell(WORST, "ncr"), auroc=0.9581), record(cell(AGGREGATE, "ncr"), auroc=0.98)]
+    text = page(tmp_path, *made)
+    found = lines(text, "`ncr` ", "### Finding")[0]
+    assert found == ["`ncr`", ".980", "+.003", ".875", ".958", "−.009", ".875", "1.0"]
+    assert lines(text, "cleanlab")[0][1::3] == [".977", ".967", "–"]
+
+
+def test_the_leak_is_a_difference(tmp_path):
+    made = [record(cell(BY_KEY["symmetric-40"], "elr+"), 0.93), record(leak("elr+"), 0.945)]
+    found = lines(page(tmp_path, *made), "`elr+`", "### What other noise")[0]
+    assert found == ["`elr+`", "93.00", "94.50", "+1.50", "1.0"]
+
+
+def test_the_best_value_is_chosen_on_held_out_examples(tmp_path):
+    made = [
+        record(ablated(40, point), 0.9 - 0.01 * place, held_out=0.5 + 0.01 * place)
+        for place, point in enumerate(STAGES["alpha"])
+    ]
+    unfinished = page(tmp_path, *made[:-1])
+    assert lines(unfinished, "40 %", "#### α")[0][-2] == "–"
+    rows = lines(page(tmp_path, *made), "", "#### α")
+    place = next(place for place, row in enumerate(rows) if row[0] == "40 %")
+    held_out, test = rows[place], rows[place + 1]
+    assert held_out == ["40 %", "held out", "50.00", "51.00", "52.00", "53.00", "54.00", "0.9", "1.0"]
+    assert test[1:7] == ["test", "90.00", "89.00", "88.00", "87.00", "86.00"]
+
+
+def test_the_better_direction_is_named_by_held_out_examples(tmp_path):
+    made = [
+        record(ablated(rate, point), 0.9, held_out=0.60 + (0.02 if point.variant == "released" else 0) + shift)
+        for rate, shift in zip(RATES, (0.3, 0.2, 0.1), strict=True)
+        for point in (*STAGES["alpha"], *RELEASED)
+    ]
+    assert "`paper` is ahead at 0 of 3 noise rates" in (text := page(tmp_path, *made))
+    assert "on average `released` is, by 2.00 points" in text
+
+
+def test_a_run_of_other_settings_than_the_recipe_has_now_is_marked(tmp_path):
+    made = record(cell(WORST, "ncr"), 0.8)
+    made["experiment"]["objective"]["alpha"] = 0.3
+    text = page(tmp_path, made)
+    assert lines(text, "`ncr` ", "### Human labels")[0][-2] == "80.00†"
+    assert f"- `{made['name']}`: objective.alpha: 0.3, not 0.9" in text
+
+
+def test_a_variation_stands_beside_the_method_as_it_is(tmp_path):
+    usual = cell(WORST, "ncr")
+    other = Wanted(name="other", protocol="short", arguments=usual.arguments, overrides=("objective.temperature=4",))
+    text = page(tmp_path, record(usual, 0.80), record(other, 0.815))
+    found = lines(text, "10N worst", "### Variations")[0]
+    assert found == ["10N worst", "`ncr`", "`objective.temperature=4`", "81.50", "+1.50", "–", "–", ".950", "1.0"]
+
+
+def test_every_run_is_listed_with_its_command_and_machine(tmp_path):
+    made = record(cell(WORST, "ncr"), 0.8)
+    text = page(tmp_path, made)
+    assert f"    {made['command']}\n" in text
+    found = lines(text, f"`{made['name']}`")[0][1:]
+    assert found == ["80.00", "81.00", "79.00", "–", ".950", ".875", "36.1 %", "1.0", "69 500", "3.0", "1234abc"]
+    assert lines(text, "NVIDIA H200")[0] == ["NVIDIA H200", "2.11.0", "3.12.1", "1234abc", "1"]
+
+
+def test_notes_are_taken_word_for_word(tmp_path):
+    (tmp_path / "notes.md").write_text("*Why* 80 % falls short.\n")
+    assert "## What fell short, and why\n\n*Why* 80 % falls short.\n\n## " in make_page(tmp_path)
+
+
+def test_the_command_writes_page_and_queue_and_checks_them(tmp_path, capsys):
+    folder, out = tmp_path / "results", tmp_path / "docs" / "page.md"
+    take([record(cell(WORST, "ncr"))], folder)
+    words = ["results", "--results", str(folder), "--out", str(out)]
+    assert cli.main([*words, "--check"]) == 65
+    assert cli.main(words) == 0
+    assert cli.main([*words, "--check"]) == 0
+    assert (folder / "queue.json").read_text().count('"done": true') == 1
+    assert out.read_text() == make_page(folder)
+    take([record(cell(WORST, "mixup"))], folder)
+    assert {path.name for path in stale_files(folder, out)} == {"page.md", "queue.json"}
+    assert write_results(folder, out) == [out, folder / "queue.json"]
+    assert "as the results make it" in capsys.readouterr().out
+
+
+def test_a_missing_folder_is_named(tmp_path, capsys):
+    assert cli.main(["results", "--results", str(tmp_path / "none"), "--out", str(tmp_path / "page.md")]) == 65
+    assert "none is no folder of results" in capsys.readouterr().err
+
+
+def test_a_record_that_the_queue_has_otherwise_stops_the_page(tmp_path):
+    usual = cell(WORST, "ncr")
+    take([record(Wanted(name=usual.name, protocol="short", arguments=(*usual.arguments, "k=5")))], tmp_path)
+    with pytest.raises(ValueError, match=usual.name):
+        make_page(tmp_path)

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from nearsay.results.queue import BY_KEY, Wanted, cell, queue
+from nearsay.results.record import changed_since, check_queued, make_record, read_records, take
+from results.stand_in import record, result
+
+ONE = cell(BY_KEY["symmetric-40"], "ncr", tier="A")
+
+
+def test_a_record_keeps_the_numbers_and_no_place_of_this_machine():
+    places = {"path": "/home/somebody/cifar", "labels": "/home/somebody/labels.pt"}
+    settings = {"data": {"path": "/home/somebody/cifar", "labels": "/home/somebody/labels.pt"}, "epochs": 100}
+    made = make_record(ONE, result(0.9123, seconds=60.0), settings, seconds=75.04, places=places)
+    assert made["accuracy"]["test"]["final"] == 0.9123
+    assert made["detection"] == {"auroc": 0.95, "average_precision": 0.875}
+    assert made["labels"] == {"fingerprint": "ab12", "requested_rate": 0.4, "effective_rate": 0.361}
+    assert made["seconds"] == 75.0
+    assert made["command"] == ONE.command()
+    assert made["experiment"] == {"data": {"path": "data", "labels": "data/CIFAR-10_human.pt"}, "epochs": 100}
+    assert "somebody" not in json.dumps(made)
+
+
+def test_a_run_that_went_on_after_a_stop_counts_the_time_before():
+    assert make_record(ONE, result(seconds=300.0), {}, seconds=20.0, places={})["seconds"] == 300.0
+
+
+def test_records_are_taken_once_with_their_commit(tmp_path):
+    fresh = record(ONE, commit="")
+    assert take([fresh], tmp_path, commit="abc1234") == [ONE.name]
+    assert read_records(tmp_path) == {ONE.name: {**fresh, "commit": "abc1234"}}
+    assert take([fresh], tmp_path) == []
+    assert read_records(tmp_path)[ONE.name]["commit"] == "abc1234"
+
+
+def test_a_commit_that_is_known_is_not_overwritten(tmp_path):
+    take([record(ONE, commit="1111111")], tmp_path, commit="2222222")
+    assert read_records(tmp_path)[ONE.name]["commit"] == "1111111"
+
+
+def test_a_commit_that_was_not_the_code_that_ran_is_named_anew(tmp_path):
+    take([record(ONE, commit="1111111-dirty")], tmp_path, commit="2222222")
+    assert read_records(tmp_path)[ONE.name]["commit"] == "2222222"
+
+
+def test_another_result_is_not_overwritten_silently(tmp_path):
+    other = cell(BY_KEY["symmetric-80"], "ncr")
+    take([record(ONE, 0.90)], tmp_path)
+    with pytest.raises(ValueError, match=r"another result \(90\.00 % there, 91\.00 % now\)"):
+        take([record(other), record(ONE, 0.91)], tmp_path)
+    assert list(read_records(tmp_path)) == [ONE.name]
+    take([record(ONE, 0.91)], tmp_path, replace=True)
+    assert read_records(tmp_path)[ONE.name]["accuracy"]["test"]["final"] == 0.91
+
+
+def test_a_damaged_or_misnamed_file_is_named(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json is no record"):
+        read_records(tmp_path)
+    (tmp_path / "a.json").write_text('{"name": "a"}')
+    with pytest.raises(ValueError, match="it has no 'accuracy'"):
+        read_records(tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps(record(ONE)))
+    with pytest.raises(ValueError, match=f"holds the run '{ONE.name}'"):
+        read_records(tmp_path)
+
+
+def test_a_record_under_the_name_of_another_run_is_refused():
+    check_queued(record(ONE), queue())
+    other = Wanted(name=ONE.name, protocol="short", arguments=(*ONE.arguments, "k=5"))
+    with pytest.raises(ValueError, match="but the queue has"):
+        check_queued(record(other), queue())
+
+
+def test_a_changed_recipe_is_noticed():
+    made = record(ONE)
+    assert changed_since(made) == []
+    made["experiment"]["objective"]["alpha"] = 0.5
+    assert changed_since(made) == ["objective.alpha: 0.5, not 0.9"]
+    del made["experiment"]["self_taught"]  # a field of later, which is off
+    assert changed_since(made) == ["objective.alpha: 0.5, not 0.9"]
+    made["arguments"] = ["method=forgotten"]
+    assert "'forgotten'" in changed_since(made)[0]

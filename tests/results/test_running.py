@@ -1,0 +1,109 @@
+"""benchmarks/cifar.py on small stand-ins: what is run, what is left for later, and what survives."""
+
+import json
+
+import cifar
+import pytest
+
+from nearsay.experiment import Machine
+from nearsay.host import hardware
+from nearsay.results.queue import BY_KEY, Wanted, cell, write_queue
+from nearsay.results.record import read_records, take
+from results.stand_in import record
+
+
+def toy(name, *arguments, seconds=1.0, **fields):
+    words = ("noise=0.4", "epochs=1", *arguments)
+    return Wanted(name=name, protocol="short", recipe="toy", arguments=words, overrides=(), seconds=seconds, **fields)
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    def call(queue, *words):
+        (tmp_path / "queue.json").write_text(write_queue(queue))
+        places = {"queue": tmp_path / "queue.json", "results": tmp_path, "runs": tmp_path / "runs", "out": tmp_path}
+        options = [word for name, place in places.items() for word in (f"--{name}", str(place))]
+        code = cifar.main(["run", *options, *words])
+        merged = tmp_path / "cifar.json"
+        found = json.loads(merged.read_text()) if merged.exists() else {"records": [], "failed": {}}
+        merged.unlink(missing_ok=True)  # it is no record itself
+        return code, [each["name"] for each in found["records"]], found["failed"], capsys.readouterr().out
+
+    return call
+
+
+def test_one_run_that_fails_does_not_stop_the_others(run, tmp_path):
+    queue = [toy("first", "method=standard"), toy("wrong", "method=nothing"), toy("last", "method=ncr")]
+    code, names, failed, _ = run(queue)
+    assert (code, names, list(failed)) == (70, ["first", "last"], ["wrong"])
+    assert "'nothing'" in failed["wrong"]
+    records = read_records(tmp_path / "runs" / "records")
+    assert list(records) == ["first", "last"]
+    assert records["first"]["labels"]["requested_rate"] == 0.4
+    assert not (tmp_path / "runs" / "first").exists()
+    told = run(queue)[3]
+    assert "1/1  wrong" in told
+
+
+def test_what_is_recorded_or_not_chosen_is_left_out(run, tmp_path, capsys):
+    queue = [toy(f"{name}-{tier}", tier=tier) for tier in "BA" for name in ("one", "two")]
+    assert run(queue, "--tier", "A", "--only", "^one")[1] == ["one-A"]
+    merged = {"records": [json.loads((tmp_path / "runs" / "records" / "one-A.json").read_text())]}
+    (tmp_path / "merged").write_text(json.dumps(merged))
+    words = ["take", str(tmp_path / "merged"), "--results", str(tmp_path / "taken"), "--commit", "abc1234"]
+    assert cifar.main(words) == 0
+    assert "1 of 1 results are new" in capsys.readouterr().out
+    assert list(read_records(tmp_path / "taken")) == ["one-A"]
+    told = run(queue, "--list", "--results", str(tmp_path / "taken"), "--runs", str(tmp_path / "others"))[3]
+    assert [line.split()[-1] for line in told.splitlines()] == ["one-B", "two-B", "two-A"]
+
+
+def test_no_run_is_started_that_would_not_end_in_time(run):
+    _, names, _, told = run([toy("long", seconds=500.0), toy("brief")], "--seconds", "100")
+    assert names == ["brief"]
+    assert "long would take 508 of 100 s: later" in told
+
+
+def test_what_took_longer_than_guessed_is_expected_to_take_as_long_again():
+    wanted = cell(BY_KEY["symmetric-40"], "ncr")
+    seen = [record(cell(BY_KEY["symmetric-80"], "ncr"), seconds=seconds) for seconds in (300.0, 250.0)]
+    assert cifar.expected(wanted, seen) == wanted.seconds + cifar.ENDING  # of other hardware
+    here = [{**each, "hardware": hardware(Machine().find_device())} for each in seen]
+    assert cifar.expected(wanted, here) == pytest.approx(1.08 * 300.0 + cifar.ENDING)
+    assert cifar.expected(cell(BY_KEY["symmetric-40"], "elr"), here) == 95.0 + cifar.ENDING
+
+
+def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_their_records(run, tmp_path):
+    endless = Wanted(name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=())
+    run([toy("brief")])
+    code, names, failed, told = run([toy("brief"), endless], "--seconds", "1")
+    assert (code, names, failed) == (0, ["brief"], {})
+    assert "endless: stopped by SIGTERM" in told
+    assert list((tmp_path / "runs" / "endless" / "checkpoints").glob("step-*"))
+
+
+def test_a_run_whose_recipe_has_changed_since_is_run_again(run, tmp_path):
+    run([toy("one")])
+    path = tmp_path / "runs" / "records" / "one.json"
+    made = json.loads(path.read_text())
+    made["experiment"]["optimizer"]["lr"] = 123.0
+    take([made], path.parent, replace=True)
+    run([toy("one")])
+    assert json.loads(path.read_text())["experiment"]["optimizer"]["lr"] != 123.0
+
+
+def test_runs_without_their_files_are_left_out(run):
+    told = run([cell(BY_KEY["human-worse"], "ncr"), toy("one")], "--list", "--data", "anywhere")[3]
+    assert [line.split()[-1] for line in told.splitlines()] == ["one"]
+
+
+def test_a_folder_may_be_kept(run, tmp_path):
+    run([toy("one"), toy("two", "method=standard")], "--keep", "two")
+    assert not (tmp_path / "runs" / "one").exists()
+    assert (tmp_path / "runs" / "two" / "result.json").is_file()
+
+
+def test_what_is_no_merged_file_is_refused_in_a_sentence(tmp_path, capsys):
+    (tmp_path / "merged").write_text("[]")
+    assert cifar.main(["take", str(tmp_path / "merged"), "--results", str(tmp_path)]) == 65
+    assert "is no file of this script" in capsys.readouterr().err

@@ -1,0 +1,261 @@
+"""What is to be looked at, and what deciding does, without a network."""
+
+import random
+import threading
+
+import pytest
+
+from nearsay import tables
+from nearsay.datasets.images import ImageError
+from nearsay.review.desk import Conflict, Refused
+from nearsay.review.pictures import LARGE, SMALL, open_source
+from nearsay.run import RunError
+from nearsay.trained import read_labels
+from review.conftest import open_desk, write_audit, write_run
+
+
+def decided(desk, index, decision, *, key=None, seen=None, **more):
+    seen = desk.changes(0) and desk._revisions.get(index, 0) if seen is None else seen
+    return desk.decide({"key": key or f"{random.random()}", "index": index, "decision": decision, "seen": seen, **more})
+
+
+def rows(folder):
+    cells = tables.read(folder / "corrections.csv").columns
+    return list(zip(*(cells[name] for name in ("index", "label", "decision")), strict=True))
+
+
+def test_the_most_suspicious_comes_first_and_what_has_no_score_last(run):
+    labels = read_labels(run)
+    num = len(labels.given)
+    scores = [None if index == 7 else round(abs(index - 100) / num, 6) for index in range(num)]
+    write_audit(run, labels, label_score=scores)
+    order = open_desk(run).state()["index"]
+    assert order[:5] == [100, 99, 101, 98, 102]
+    assert order[-1] == 7
+    assert open_desk(run, limit=3).state()["index"] == [100, 99, 101]
+
+
+def test_what_was_decided_is_shown_however_few_are(run):
+    decided(open_desk(run), 900, "keep")
+    state = open_desk(run, limit=2).state()
+    assert state["index"] == [0, 1, 900]
+    assert state["standings"] == [
+        {"index": 900, "decision": "keep", "label": read_labels(run).given[900].item(), "revision": 1}
+    ]
+
+
+def test_an_example_comes_with_its_evidence(run):
+    labels = read_labels(run)
+    shown = open_desk(run).example(3)
+    assert shown["given"] == labels.given[3]
+    assert shown["suggested"] == (labels.given[3] + 1) % 10
+    assert shown["probability"] == 0.9
+    assert shown["score"] == round(3 / len(labels.given), 6)
+    assert shown["details"] == {"ood_score": "0.5"}
+    assert shown["neighbors"][1] == {"index": 5, "label": labels.given[5].item(), "similarity": 0.8}
+    assert len(shown["neighbors"]) == 5
+
+
+@pytest.mark.parametrize("cell", ["", "no JSON", "[1, 2]", '[["a", "b", 1]]', "[[99999, 1, 0.5]]", "[" * 10000])
+def test_neighbors_that_cannot_be_read_are_none(run, cell):
+    labels = read_labels(run)
+    write_audit(run, labels, neighbors=[cell] * len(labels.given))
+    assert open_desk(run).example(0)["neighbors"] == []
+
+
+def test_each_decision_is_a_row_with_the_label_it_means(run):
+    desk = open_desk(run)
+    given = read_labels(run).given.tolist()
+    decided(desk, 0, "accept")
+    decided(desk, 1, "keep")
+    decided(desk, 2, "other", label=(given[2] + 5) % 10)
+    decided(desk, 3, "drop")
+    decided(desk, 4, "skip")
+    decided(desk, 5, "other", label=given[5])
+    decided(desk, 6, "other", label=(given[6] + 1) % 10)
+    assert rows(run) == [
+        ("0", str((given[0] + 1) % 10), "accept"),
+        ("1", str(given[1]), "keep"),
+        ("2", str((given[2] + 5) % 10), "other"),
+        ("3", None, "drop"),
+        ("4", str(given[4]), "skip"),
+        ("5", str(given[5]), "keep"),
+        ("6", str((given[6] + 1) % 10), "accept"),
+    ]
+    assert desk.tally()[:2] == (6, 6)
+    again = open_desk(run)
+    assert again.tally()[:2] == (0, 6)
+    assert again.state()["standings"] == desk.state()["standings"]
+
+
+def test_undo_goes_back_one_decision_at_a_time_and_is_a_row_itself(run):
+    desk = open_desk(run)
+    given = read_labels(run).given[0].item()
+    decided(desk, 0, "accept")
+    decided(desk, 0, "drop")
+    assert decided(desk, 0, "undo")["decision"] == "accept"
+    assert rows(run)[-1] == ("0", str((given + 1) % 10), "accept")
+    assert decided(desk, 0, "undo")["decision"] == ""
+    assert rows(run)[-1] == ("0", str(given), "undo")
+    assert len(rows(run)) == 4
+    with pytest.raises(Refused, match="nothing to undo"):
+        decided(desk, 0, "undo")
+    assert desk.tally()[:2] == (0, 0)
+    assert open_desk(run).state()["standings"][0]["decision"] == ""
+    decided(desk, 1, "skip")
+    assert decided(desk, 1, "undo")["decision"] == ""
+
+
+def test_skipping_what_is_decided_changes_nothing(run):
+    desk = open_desk(run)
+    decided(desk, 0, "drop")
+    assert decided(desk, 0, "skip")["decision"] == "drop"
+    assert open_desk(run).state()["standings"][0]["decision"] == "drop"
+
+
+def test_the_same_request_again_writes_nothing(run):
+    desk = open_desk(run)
+    first = decided(desk, 0, "accept", key="one", seen=0)
+    assert decided(desk, 0, "accept", key="one", seen=0) == first
+    assert len(rows(run)) == 1
+
+
+def test_a_window_that_has_not_seen_the_last_decision_does_not_replace_it(run):
+    desk = open_desk(run)
+    decided(desk, 0, "drop")
+    with pytest.raises(Conflict) as caught:
+        decided(desk, 0, "keep", seen=0)
+    assert caught.value.standing == {"index": 0, "decision": "drop", "label": -1, "revision": 1}
+    assert len(rows(run)) == 1
+    assert decided(desk, 0, "keep", seen=1)["revision"] == 2
+
+
+def test_many_threads_lose_nothing(run):
+    desk = open_desk(run)
+
+    def work(first):
+        for index in range(first, 200, 4):
+            decided(desk, index, "keep", seen=0)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(int(index) for index, _, _ in rows(run)) == list(range(200))
+    assert desk.changes(150)["version"] == 200
+    assert len(desk.changes(150)["standings"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ([], "is no decision"),
+        ({}, "key"),
+        ({"key": "k" * 101}, "key"),
+        ({"key": "k", "index": -1, "seen": 0}, "index='-1'"),
+        ({"key": "k", "index": True, "seen": 0}, "index='True'"),
+        ({"key": "k", "index": 1347, "seen": 0}, "none of the 1347 examples"),
+        ({"key": "k", "index": 0}, "seen='None'"),
+        ({"key": "k", "index": 0, "seen": 0}, "decision='None' must be accept"),
+        ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": 10}, "label='10' must be"),
+        ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": "3"}, "label='3' must be"),
+        ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": False}, "label='False'"),
+        ({"key": "k", "index": 0, "seen": 0, "decision": "undo"}, "nothing to undo"),
+        ({"key": "k", "index": 0, "seen": 0, "decision": ["keep"]}, "decision="),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(run, asked, told):
+    with pytest.raises(Refused) as caught:
+        open_desk(run).decide(asked)
+    assert told in str(caught.value)
+    assert not (run / "corrections.csv").exists()
+
+
+def test_an_audit_that_was_made_anew_keeps_what_was_decided(run):
+    decided(open_desk(run), 0, "accept")
+    labels = read_labels(run)
+    num = len(labels.given)
+    write_audit(run, labels, predicted_label=["3"] * num, label_score=[0.5] * num)
+    standing = open_desk(run).state()["standings"][0]
+    assert standing["decision"] == "accept"
+    assert standing["label"] == (labels.given[0] + 1) % 10
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda lines: None, "is missing; audit the run first, with nearsay audit"),
+        (lambda lines: lines[:-1], "not one row for each of the 1347 examples"),
+        (lambda lines: [lines[0].replace("label_score", "score"), *lines[1:]], "no column 'label_score'"),
+        (lambda lines: [lines[0], lines[1].replace("0.9,0.0", "0.9,low"), *lines[2:]], "low"),
+    ],
+)
+def test_a_run_without_a_fitting_audit_is_told_how_to_get_one(run, change, told):
+    path = run / "audit.csv"
+    lines = change(path.read_text().splitlines(keepends=True))
+    path.unlink() if lines is None else path.write_text("".join(lines))
+    with pytest.raises(RunError) as caught:
+        open_desk(run)
+    assert told in str(caught.value)
+    assert caught.value.code == 65
+
+
+# Pictures
+
+
+def test_arrays_are_shown_pixel_by_pixel(run):
+    from_array = open_desk(run).pictures
+    found = from_array.find(0)
+    assert found.media_type == "image/png"
+    assert found.content.startswith(b"\x89PNG")
+    assert found.content == from_array.find(0, side=SMALL).content
+
+
+def test_files_are_decoded_and_made_small(photos):
+    pictures = open_desk(photos).pictures
+    large, small = (pictures.find(0, side=side) for side in (LARGE, SMALL))
+    assert (large.media_type, small.media_type) == ("image/jpeg", "image/png")
+    labels = read_labels(photos)
+    broken = next(index for index, name in enumerate(pictures.inputs.names) if "broken" in name)
+    with pytest.raises(ImageError, match=r"broken\.png"):
+        pictures.find(broken)
+    with pytest.raises(ImageError, match="no picture"):
+        pictures.find(len(labels.given))
+
+
+def test_features_have_no_pictures_and_their_neighbors_still_speak(features):
+    desk = open_desk(features([f"class {number}" for number in range(12)], num_issues=3))
+    state = desk.state()
+    assert state["has_pictures"] is False
+    assert state["notes"] == []
+    assert len(desk.example(0)["neighbors"]) == 5
+    with pytest.raises(ImageError):
+        desk.pictures.find(0)
+
+
+def test_other_columns_of_a_manifest_are_shown(photos, tmp_path):
+    names = [f"cat/{number}.png" for number in (1, 3, 5)] + [f"dog/{number}.png" for number in (0, 2, 4)]
+    lines = [f"{name},{name[:3]},by {number}" for number, name in enumerate(names)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,annotator", *lines]) + "\n")
+    arguments = [f"path={tmp_path / 'list.csv'}", f"root={photos.parent / 'images'}", "weights=none"]
+    folder = write_run(tmp_path / "listed", "manifest", *arguments, "backbone=resnet18")
+    assert open_desk(folder).example(4)["details"]["annotator"] == "by 4"
+
+
+def test_data_that_is_gone_or_changed_is_said_and_the_rest_goes_on(photos, tmp_path):
+    images = photos.parent / "images"
+    images.rename(tmp_path / "elsewhere")
+    try:
+        source = open_source(photos, 7)
+        assert source.inputs is None
+        assert "cannot be opened" in source.note
+        assert open_desk(photos).example(0)["index"] == 0
+    finally:
+        (tmp_path / "elsewhere").rename(images)
+    content = (images / "cat" / "1.png").read_bytes()
+    (images / "cat" / "1.png").write_bytes(content + b"more")
+    assert "is not what it was" in open_source(photos, 7).note
+    (images / "cat" / "1.png").write_bytes(content)
+    assert open_source(photos, 7).note == ""
+    assert "had 8" in open_source(photos, 8).note
