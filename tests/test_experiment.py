@@ -51,6 +51,11 @@ def test_an_experiment_is_a_value_of_good_choices():
             {"networks": 2},
             "networks=2 needs averaging=, such as 0.997: each is taught by the average of the other",
         ),
+        ({"self_taught": True}, "self_taught=True needs averaging=, such as 0.997, and networks=1"),
+        (
+            {"self_taught": True, "averaging": 0.9, "networks": 2},
+            "self_taught=True needs averaging=, such as 0.997, and networks=1",
+        ),
         ({"clip": 0}, "clip=0 would stop all learning; give a positive length, or None for no clipping"),
         ({"clip": -1.0}, "clip=-1.0 must be a number of at least 0"),
         ({"epochs": 5, "schedule": Cosine(warmup=5)}, "warmup=5 must end before the 5 epochs do; shorten it"),

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from nearsay import optim
 from nearsay.core import Labels
 from nearsay.optim import (
     SGD,
@@ -477,3 +478,36 @@ def test_bad_choices_are_refused_in_one_sentence(make, complaint):
     with pytest.raises(ValueError, match=complaint) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_a_teacher_goes_by_its_batch_and_keeps_its_statistics():
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    teacher = optim.averaged_copy(network)
+    optim.by_batch_(teacher)
+    images = 5 + 3 * torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    before = {name: tensor.clone() for name, tensor in teacher[1].named_buffers() if name.startswith("running")}
+    seen = teacher(images)
+    torch.testing.assert_close(seen.mean(dim=(0, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen.var(dim=(0, 2, 3), correction=0), torch.ones(4), atol=1e-2, rtol=0)
+    assert all(torch.equal(getattr(teacher[1], name), tensor) for name, tensor in before.items())
+    assert torch.equal(seen, teacher(images))  # nothing is dropped
+
+
+def test_tensors_of_several_kinds_are_copied_bit_by_bit():
+    tensors = [torch.tensor([math.nan, 1.5]), torch.tensor(3), torch.tensor([2.5, -0.0]), torch.tensor([True, False])]
+    copies = optim.snapshot(tensors)
+    for tensor, copied in zip(tensors, copies, strict=True):
+        assert tensor.dtype == copied.dtype
+        assert tensor.view(torch.uint8).equal(copied.view(torch.uint8)) if tensor.ndim else tensor.equal(copied)
+        assert tensor.data_ptr() != copied.data_ptr()
+
+
+def test_a_teacher_is_recalibrated_like_any_average():
+    plain = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)).eval()
+    teacher = optim.averaged_copy(plain)
+    optim.by_batch_(teacher)
+    batches = list(torch.randn(3, 8, 3, 6, 6, generator=torch.Generator().manual_seed(0)) + 2)
+    for each in (plain, teacher):
+        optim.recalibrate_(each, batches)
+    assert torch.equal(teacher[1].running_mean, plain[1].running_mean)
+    assert torch.equal(teacher[1].running_var, plain[1].running_var)

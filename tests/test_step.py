@@ -17,7 +17,7 @@ from nearsay.datasets import Toy
 from nearsay.experiment import Experiment
 from nearsay.loading import Rows
 from nearsay.models import MLP, ResNet
-from nearsay.objectives import ELR, GJS, NCR, Bank, CrossEntropy
+from nearsay.objectives import ELR, GJS, NCR, Bank, CrossEntropy, Nearsay
 from nearsay.optim import SGD, Constant, Cosine, ramp
 from nearsay.step import Setting, Step, make_dynamics, make_learners, observe_, restore, shard
 
@@ -56,6 +56,14 @@ EXPERIMENTS = {
     "two views": replace(IMAGES, objective=GJS(), augment=Views(first=(Flip(),), second=(PadCrop(padding=1), Flip()))),
     "memory": replace(FEATURES, objective=NCR(k=3, alpha=0.5, base=ELR(), bank=Bank(size=32))),
     "a later start": replace(FEATURES, objective=NCR(k=3, alpha=0.5, start_epoch=1)),
+    "self taught": replace(
+        IMAGES,
+        averaging=0.8,
+        self_taught=True,
+        objective=Nearsay(k=5, start_epoch=1, sure=0.3),
+        mixup=Mixup(views="first"),
+        augment=Views(first=(Flip(),), second=(PadCrop(padding=1), Flip())),
+    ),
     "two networks": replace(
         FEATURES, networks=2, averaging=0.8, objective=ELR(), mixup=Mixup(), clip=0.5, class_weights=True
     ),
@@ -149,6 +157,9 @@ def by_hand(experiment, num_steps, *, per_epoch=PER_PASS):
                 batch = replace(batch, inputs=PLUS_MINUS_ONE(batch.inputs, batch.indices, seed=0, epoch=0))
             with torch.no_grad():
                 teacher = averages[1 - each](batch.inputs) if experiment.networks == 2 else None
+                if experiment.self_taught:  # by the statistics of the batch, which are forgotten
+                    own = copy.deepcopy(averages[each]).train()(batch.inputs[:SIZE])
+                    teacher = Outputs(own.features.repeat(2, 1), own.logits.repeat(2, 1))
             if experiment.mixup is not None:
                 batch = experiment.mixup(batch, seed=seeds[each], epoch=turn)
             batch = replace(batch, teacher=teacher)
@@ -184,7 +195,8 @@ def test_steps_are_those_of_a_plain_loop(name):
     close = {"rtol": 1e-5, "atol": 1e-6}  # rates and epochs are float32 in a step
     for learner, network, average, memory in zip(step.learners, networks, averages, memories, strict=True):
         assert_close(learner.network.state_dict(), network.state_dict(), **close)
-        assert_close(learner.memory, memory, **close)
+        # Features of averaged weights by the statistics of a small batch carry the rounding of all steps before.
+        assert_close(learner.memory, memory, **({"rtol": 1e-3, "atol": 1e-4} if experiment.self_taught else close))
         if experiment.averaging is not None:
             assert_close(learner.average.state_dict(), average.state_dict(), **close)
 
@@ -304,7 +316,7 @@ class Steep:
 @pytest.mark.parametrize("name", [*sorted(EXPERIMENTS.keys() - {"a later start"}), "gradient alone"])
 def test_what_is_not_finite_changes_nothing_from_then_on(name):
     experiment = EXPERIMENTS.get(name, replace(FEATURES, objective=Steep(), averaging=0.9))
-    if name in ("images", "images and mixup", "two views"):
+    if isinstance(experiment.backbone, ResNet):
         experiment = replace(experiment, normalize=Poison())
     step = ready(experiment)
     before = go(step, range(PER_PASS))

@@ -232,7 +232,7 @@ def by_batch_(module: Module) -> None:
     for norm in module.modules():
         if isinstance(norm, BatchNorm2d):
             norm.train()
-            norm.momentum = 0.0
+            norm.track_running_stats = False  # and no momentum of 0, which would let NaN pass
 
 
 @torch.no_grad()
@@ -266,6 +266,7 @@ def recalibrate_(module: Module, batches: Iterable[Tensor]) -> None:
     for num_batches, batch in enumerate(batches, start=1):
         for norm in norms:
             norm.train()
+            norm.track_running_stats = True
             if num_batches == 1:
                 norm.reset_running_stats()  # or a NaN would outlive a momentum of 1
             norm.momentum = 1 / num_batches

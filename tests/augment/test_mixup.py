@@ -257,3 +257,24 @@ def test_batches_that_cannot_be_mixed_are_refused():
 def test_batches_that_cannot_be_blended_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         Mixup()(replace(batch_of([0, 1]), **change), seed=0, epoch=0)
+
+
+def test_further_views_can_be_left_as_they_are():
+    batch = Batch(inputs=torch.rand(12, 3), targets=torch.rand(12, 4), indices=torch.arange(6).repeat(2), views=2)
+    whole, first = (Mixup(views=views)(batch, seed=1, epoch=2) for views in ("all", "first"))
+    assert torch.equal(first.inputs[:6], whole.inputs[:6])
+    assert torch.equal(first.targets[:6], whole.targets[:6])
+    assert not torch.equal(whole.inputs[6:], batch.inputs[6:])
+    assert torch.equal(first.inputs[6:], batch.inputs[6:])
+    assert torch.equal(first.targets[6:], batch.targets[6:])
+    assert first.mix.weight[6:].tolist() == [1.0] * 6
+    assert first.mix.partners[6:].tolist() == list(range(6, 12))
+    with pytest.raises(ValueError, match="views='second'"):
+        Mixup(views="second")
+
+
+def test_targets_from_before_are_kept():
+    batch = Batch(inputs=torch.rand(6, 3), targets=torch.rand(6, 4), indices=torch.arange(6))
+    mixed = Mixup()(batch, seed=1, epoch=2)
+    assert mixed.plain_targets is batch.targets
+    assert not torch.equal(mixed.targets, batch.targets)

@@ -39,7 +39,8 @@ class BatchNorm(nn.BatchNorm2d):
         self._check_input_dim(input)
         with torch.no_grad():
             mean, variance, count = _global_moments(input)
-            self._track(mean, variance, count)
+            if self.track_running_stats:
+                self._track(mean, variance, count)
         return _Normalize.apply(input, self.weight, self.bias, mean, variance, count, self.eps)  # type: ignore[no-any-return, no-untyped-call]
 
     def extra_repr(self) -> str:

@@ -1,8 +1,10 @@
-"""The whole set as witnesses: what an example's neighbors believe, weighed against how labels are seen to err.
+"""The whole set as witnesses: a label counts as much as the neighbors of its example agree with it.
 
-Labels are evidence, not truth. The classes that the neighbors of an example and its own past predictions make likely
-are the prior, the estimated noise matrix says how likely each class is to be labeled as it was, and Bayes' rule makes
-the target of the two. No rate of noise and no threshold is given: where labels err often, they weigh little.
+Every example remembers its features, what an averaged network has believed of it, and its present label. The neighbors
+of an example in the whole set vote with their present labels; its own label is learned with a weight that follows how
+near it comes to winning that vote. What is left goes to what the network and the neighbors believe, where they are
+surer than they are on average. So a wrong label is first left out, then outvoted and replaced. No rate of noise is
+given, and no threshold is set.
 """
 
 from collections.abc import Mapping
@@ -18,53 +20,56 @@ from nearsay.kernels.ncr import autocast_off
 from nearsay.neighbors import Identity, nearest, normalize
 from nearsay.objectives.cross_entropy import cross_entropy, upcast
 
-_SLOWNESS = 0.99  # per step, of the averages over the data: center of the features, noise matrix
-_ROUNDING = 1e-6  # of a probability, so that nothing is ever impossible
+_SLOWNESS = 0.99  # per step, of averages over the data
+_TINY = 1e-8
 
 
 class Testimony(NamedTuple):
-    """What is known of the examples of a batch, without gradient."""
+    """What is made of the labels of a batch, without gradient."""
 
-    prior: Tensor  # (B, C) by their own past predictions and their neighbors'
-    targets: Tensor  # (B, C) the prior and the label together
-    trust: Tensor  # (B,) the share of the target that is the label
+    targets: Tensor  # (B, C) label and belief; their sum is the weight of the example
+    agreement: Tensor  # (B,) how near the label comes to winning the vote of the neighbors, from 0 to 1
+    is_sure: Tensor  # (B,) bool: belief is strong enough to be a target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearsay:
-    """Cross-entropy with targets that neighbors in the whole set and the noise matrix make of the labels.
+    """Cross-entropy with the labels that neighbors in the whole set agree with, and beliefs in place of the others.
 
     Wants a teacher (averaged weights) on un-mixed first views, and two views: the first mixed with others, the second
-    strongly augmented. Before `start_epoch` the labels are learned as they are, while beliefs and noise matrix form.
+    strongly augmented. Before `start_epoch` the labels are learned as they are, while features and beliefs form.
     """
 
-    k: int = 100
+    k: int = 200
     start_epoch: float = 10.0
     similarity_temperature: float = 0.1  # of the weights exp(cosine / temperature) of the neighbors
+    strictness: float = 4.0  # power of the agreement with which a label is weighed
     momentum: float = 0.7  # of an example's belief, from one visit to the next
-    sharpness: float = 2.0  # power of the prior
-    neighbors: float = 0.5  # share of the prior that is theirs
+    sharpness: float = 2.0  # power of beliefs where they become targets
+    sure: float = 0.95  # probability from which a belief is a target, and votes in place of the label
     strong: float = 1.0  # weight of the second view
-    agreement: float = 1.0  # weight of 1 − cosine between its features and the teacher's
+    closeness: float = 1.0  # weight of 1 − cosine between the features of the second view and the teacher's
 
     def __post_init__(self) -> None:
         check_whole("k", self.k, 1)
         check_number("start_epoch", self.start_epoch, 0)
         check_number("similarity_temperature", self.similarity_temperature, 0.01, 100)
+        check_number("strictness", self.strictness, 0, 100)
         check_number("momentum", self.momentum, 0, 0.999)
         check_number("sharpness", self.sharpness, 1, 100)
-        check_number("neighbors", self.neighbors, 0, 1)
+        check_number("sure", self.sure, 0, 1)
         check_number("strong", self.strong, 0, 100)
-        check_number("agreement", self.agreement, 0, 100)
+        check_number("closeness", self.closeness, 0, 100)
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
-        """Features and beliefs of every example, who has been seen, and averages over the data."""
+        """Features, beliefs and present labels of every example, who has been seen, and averages over the data."""
         return {
             "features": torch.zeros(num_examples + 1, num_features),
             "beliefs": torch.zeros(num_examples + 1, num_classes),
+            "labels": torch.zeros(num_examples + 1, num_classes),
             "seen": torch.full((num_examples + 1,), PADDING),
             "center": torch.zeros(num_features),
-            "noise": torch.full((num_classes, num_classes), _ROUNDING),
+            "shares": torch.full((2, num_classes), 1 / num_classes),  # of the classes: as labeled, and as learned
         }
 
     def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
@@ -72,82 +77,105 @@ class Nearsay:
         return "labels" if epoch < self.start_epoch else "neighbors"
 
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
-        """Remember what the teacher sees, ask the neighbors, and learn what all that makes of the labels."""
+        """Remember what the teacher sees, ask the neighbors, and learn what they make of the labels."""
         check_outputs(outputs, batch)
         if stage not in ("labels", "neighbors"):
             raise ValueError(f"stage={stage!r} is not one of Nearsay's; pass what objective.stage(epoch, memory) gave")
         if batch.teacher is None:
             raise ValueError("Nearsay needs a teacher: an experiment with averaging= and self_taught=True has one")
         num = len(batch.indices) // batch.views
-        labels = upcast(batch.targets if batch.plain_targets is None else batch.plain_targets)[:num]
-        seen = Outputs(batch.teacher.features[:num].detach(), batch.teacher.logits[:num].detach())
+        given = upcast(batch.targets if batch.plain_targets is None else batch.plain_targets)[:num]
+        given = given.where(batch.is_real[:num, None], 0.0)
+        kind = memory["features"].dtype
+        seen = Outputs(*(part[:num].detach().to(kind) for part in batch.teacher))
         with torch.no_grad(), autocast_off(seen.logits):
-            known = self._testify(seen, batch.indices[:num], labels, memory)
-        targets = known.targets if stage == "neighbors" else labels
-        is_real = batch.is_real[:, None]
-        logits = upcast(outputs.logits).where(is_real, 0.0)
-        rows = cross_entropy(logits, _blended(targets.repeat(batch.views, 1), batch).where(is_real, 0.0))
-        first, others = rows[:num], rows[num:]
-        real = batch.is_real.to(rows.dtype)
-        total = supervised = dist.mean(first, real[:num])
-        terms = {"cross_entropy": supervised.detach(), "trust": dist.mean(known.trust, real[:num])}
-        if batch.views > 1:
-            second = dist.mean(others, real[num:])
-            apart = 1 - torch.cosine_similarity(
-                upcast(outputs.features[num:]), upcast(seen.features).repeat(batch.views - 1, 1), eps=1e-6
-            )
-            apart_mean = dist.mean(apart, real[num:])
-            total = total + self.strong * second + self.agreement * apart_mean
-            terms |= {"strong": second.detach(), "apart": apart_mean.detach()}
-        return Loss(total, terms)
+            known = self._testify(seen, batch.indices[:num], given.to(kind), memory)
+        targets = known.targets.to(given.dtype) if stage == "neighbors" else given
+        targets = _blended(targets.repeat(batch.views, 1), batch)
+        rows = cross_entropy(upcast(outputs.logits).where(batch.is_real[:, None], 0.0), targets)
+        weights, real = targets.sum(dim=1), batch.is_real.to(rows.dtype)
+        first = dist.mean(rows[:num], weights[:num])
+        terms = {
+            "first": first.detach(),
+            "agreement": dist.mean(known.agreement, real[:num]),
+            "sure": dist.mean(known.is_sure.to(rows.dtype), real[:num]),
+        }
+        if batch.views == 1:
+            return Loss(first, terms)
+        second = dist.mean(rows[num:], weights[num:])
+        features, goal = (
+            upcast(part).where(batch.is_real[num:, None], 0.0)
+            for part in (outputs.features[num:], seen.features.repeat(batch.views - 1, 1))
+        )
+        near = torch.cosine_similarity(features, goal, eps=1e-6)
+        apart = dist.mean((1 - near).where(batch.is_real[num:], 0.0), real[num:])
+        terms |= {"second": second.detach(), "apart": apart.detach()}
+        total = first + self.strong * second
+        return Loss(total + self.closeness * apart if stage == "neighbors" else total, terms)
 
-    def _testify(self, seen: Outputs, indices: Tensor, labels: Tensor, memory: Mapping[str, Tensor]) -> Testimony:
+    def _testify(self, seen: Outputs, indices: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Testimony:
         """Bring the memory up to date and ask it about these examples."""
-        self._remember(seen, indices, memory)
+        self._remember(seen, indices, given, memory)
         places = indices.where(indices != PADDING, len(memory["seen"]) - 1)
-        own = memory["beliefs"][places]
-        keys = normalize(memory["features"] - memory["center"])[0]
-        found = nearest(keys[places], keys, min(self.k, len(keys) - 1), Identity(indices, memory["seen"]))
+        directions = normalize(memory["features"] - memory["center"])[0]
+        found = nearest(
+            directions[places], directions, min(self.k, len(directions) - 1), Identity(indices, memory["seen"])
+        )
         weights = (found.similarities / self.similarity_temperature).exp().where(found.similarities > 0, 0.0)
-        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-30)  # (B, K)
-        theirs = (weights[:, :, None] * memory["beliefs"][found.positions]).sum(dim=1)  # (B, C)
-        mixed = (1 - self.neighbors) * own + self.neighbors * theirs
-        prior = _distribution(mixed.clamp(min=_ROUNDING) ** self.sharpness)
-        # Neighbors alone have not seen the label of the example itself, so they can tell how labels err.
-        self._count(_distribution(theirs.clamp(min=_ROUNDING) ** self.sharpness), labels, memory["noise"])
-        weight = labels.sum(dim=1, keepdim=True)
-        is_labeled = weight > 0
-        given = labels / weight.where(is_labeled, 1.0)
-        likelihood = given @ _distribution(memory["noise"]).T  # (B, C): how likely each class is labeled like this
-        targets = _distribution(prior * likelihood.where(is_labeled, 1.0))
-        return Testimony(prior, targets, (targets * given).sum(dim=1))
+        weights = (weights / weights.sum(dim=1, keepdim=True).clamp(min=_TINY))[:, :, None]  # (B, K, 1)
+        votes, theirs = ((weights * memory[name][found.positions]).sum(dim=1) for name in ("labels", "beliefs"))
+        weight = given.sum(dim=1)
+        own = (votes * given).sum(dim=1) / weight.clamp(min=_TINY)
+        agreement = (own / votes.amax(dim=1).clamp(min=_TINY)).where((weight > 0) & (votes.sum(dim=1) > 0), 0.0)
+        trust = (agreement**self.strictness)[:, None]  # (B, 1)
+        belief = (0.5 * (memory["beliefs"][places] + theirs)).clamp(min=_TINY) ** self.sharpness
+        belief = belief / belief.sum(dim=1, keepdim=True)
+        is_sure = (belief.amax(dim=1) >= self.sure) & (indices != PADDING)
+        self._relabel(indices, torch.where(is_sure[:, None], belief, given), memory)
+        targets = trust * given * self._balance(trust * given, given, memory) + (1 - trust) * belief * is_sure[:, None]
+        return Testimony(targets, agreement, is_sure)
 
-    def _remember(self, seen: Outputs, indices: Tensor, memory: Mapping[str, Tensor]) -> None:
-        everyone, features = dist.gather(indices), dist.gather(seen.features.float())
-        beliefs = dist.gather(seen.logits.float().softmax(dim=1))
+    def _balance(self, learned: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+        """(C,) what makes the labels that are learned as frequent by class as those that were given."""
+        sums = dist.total(torch.stack([given.sum(dim=0), learned.sum(dim=0)]))
+        wholes = sums.sum(dim=1, keepdim=True)  # (2, 1)
+        _follow_(memory["shares"], sums / wholes.clamp(min=_TINY), wholes > 0)
+        as_given, as_learned = memory["shares"]
+        factors: Tensor = (as_given / as_learned.clamp(min=_TINY)).clamp(0.2, 5.0)
+        return factors
+
+    def _remember(self, seen: Outputs, indices: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> None:
+        everyone, features = dist.gather(indices), dist.gather(seen.features)
+        beliefs = dist.gather(seen.logits.softmax(dim=1))
         is_kept = first_rows(everyone) & features.isfinite().all(dim=1) & beliefs.isfinite().all(dim=1)
         nobody = len(memory["seen"]) - 1
         places = everyone.where(is_kept, nobody)
         is_new = (memory["seen"][places] == PADDING)[:, None]
         moved = torch.where(is_new, beliefs, torch.lerp(beliefs, memory["beliefs"][places], self.momentum))
-        memory["beliefs"].index_copy_(0, places, moved)
-        memory["features"].index_copy_(0, places, features)
-        memory["seen"].index_copy_(0, places, everyone)
-        memory["beliefs"][nobody].zero_()
-        memory["features"][nobody].zero_()
-        memory["seen"][nobody].fill_(PADDING)
-        share = is_kept.to(features.dtype)[:, None]
-        mean = (features.where(is_kept[:, None], 0.0)).sum(dim=0) / share.sum().clamp(min=1)
-        memory["center"].lerp_(mean, 1 - _SLOWNESS)
+        labels = torch.where(is_new, dist.gather(given), memory["labels"][places])
+        for name, rows in (("beliefs", moved), ("features", features), ("labels", labels), ("seen", everyone)):
+            memory[name].index_copy_(0, places, rows)
+        _forget_nobody(memory)
+        mean = features.where(is_kept[:, None], 0.0).sum(dim=0) / is_kept.sum().clamp(min=1)
+        _follow_(memory["center"], mean, is_kept.any())
 
-    def _count(self, prior: Tensor, labels: Tensor, noise: Tensor) -> None:
-        """Move the table of true class by label toward what this batch shows."""
-        noise.lerp_(dist.total(prior.T @ labels) / dist.total(labels.sum()).clamp(min=1), 1 - _SLOWNESS)
-        noise.clamp_(min=_ROUNDING)
+    def _relabel(self, indices: Tensor, labels: Tensor, memory: Mapping[str, Tensor]) -> None:
+        everyone = dist.gather(indices)
+        nobody = len(memory["seen"]) - 1
+        memory["labels"].index_copy_(0, everyone.where(first_rows(everyone), nobody), dist.gather(labels))
+        _forget_nobody(memory)
 
 
-def _distribution(rows: Tensor) -> Tensor:
-    return rows / rows.sum(dim=1, keepdim=True)
+def _follow_(average: Tensor, news: Tensor, is_known: Tensor) -> None:
+    """Move a running average a little toward the news, where there are any."""
+    average += (1 - _SLOWNESS) * (news - average) * is_known
+
+
+def _forget_nobody(memory: Mapping[str, Tensor]) -> None:
+    """The last row takes what must not be kept."""
+    for name in ("beliefs", "features", "labels"):
+        memory[name][-1].zero_()
+    memory["seen"][-1].fill_(PADDING)
 
 
 def _blended(targets: Tensor, batch: Batch) -> Tensor:

@@ -1,0 +1,195 @@
+"""The method of the whole set against loops over single numbers, and what it does with labels that are wrong."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nearsay.augment import Mixup
+from nearsay.core import PADDING, Batch, Outputs, one_hot
+from nearsay.objectives import Nearsay
+
+N, B, C, D = 30, 8, 4, 5
+OBJECTIVE = Nearsay(k=6, start_epoch=2, sure=0.5)
+
+
+def make_batch(seed=0, *, views=2):
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randperm(N, generator=generator)[:B]
+    indices[-1] = PADDING
+    labels = torch.randint(0, C, (B,), generator=generator)
+    labels[0] = -1  # unlabeled
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    batch = Batch(
+        inputs=random(views * B, 2),
+        targets=one_hot(labels, C).double().repeat(views, 1),
+        indices=indices.repeat(views),
+        views=views,
+        teacher=Outputs(random(B, D).repeat(views, 1), 2 * random(B, C).repeat(views, 1)),
+    )
+    return Outputs(random(views * B, D), random(views * B, C)), batch
+
+
+def make_memory(*, filled=True):
+    memory = {
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in OBJECTIVE.memory(N, C, D).items()
+    }
+    if filled:
+        generator = torch.Generator().manual_seed(9)
+        memory["features"][:-1] = torch.randn(N, D, generator=generator, dtype=torch.float64)
+        for name in ("beliefs", "labels"):
+            memory[name][:-1] = torch.rand(N, C, generator=generator, dtype=torch.float64).softmax(dim=1)
+        memory["seen"][: N - 4] = torch.arange(N - 4)  # the last few were never seen
+    return memory
+
+
+def by_hand(outputs, batch, memory, stage):
+    """The loss by loops over single numbers; changes the memory as the objective must."""
+    features, beliefs, labels, seen = (memory[name] for name in ("features", "beliefs", "labels", "seen"))
+    rows = [row for row in range(B) if batch.indices[row] != PADDING]
+    given = {row: batch.targets[row] if batch.plain_targets is None else batch.plain_targets[row] for row in rows}
+    for row in rows:
+        who = int(batch.indices[row])
+        fresh = batch.teacher.logits[row].softmax(dim=0)
+        beliefs[who] = fresh if seen[who] == PADDING else 0.7 * beliefs[who] + 0.3 * fresh
+        labels[who] = given[row] if seen[who] == PADDING else labels[who]
+        features[who], seen[who] = batch.teacher.features[row], who
+    mean = torch.stack([batch.teacher.features[row] for row in rows]).mean(dim=0)
+    memory["center"] += 0.01 * (mean - memory["center"])
+
+    made = {}
+    for row in rows:
+        who = int(batch.indices[row])
+        own = features[who] - memory["center"]
+        near = []
+        for other in range(N):
+            if seen[other] != PADDING and other != who:
+                theirs = features[other] - memory["center"]
+                near.append((float(own @ theirs / own.norm() / theirs.norm()), other))
+        near = [(cosine, other) for cosine, other in sorted(near, reverse=True)[:6] if cosine > 0]
+        total = sum(math.exp(cosine / 0.1) for cosine, _ in near)
+        vote, belief = torch.zeros(C, dtype=torch.float64), torch.zeros(C, dtype=torch.float64)
+        for cosine, other in near:
+            vote += math.exp(cosine / 0.1) / total * labels[other]
+            belief += math.exp(cosine / 0.1) / total * beliefs[other]
+        belief = ((beliefs[who] + belief) / 2) ** 2
+        belief = belief / belief.sum()
+        is_labeled = given[row].sum() > 0
+        trust = float(vote[given[row].argmax()] / vote.max()) ** 4 if is_labeled else 0.0
+        made[row] = (trust, belief, bool(belief.max() >= 0.5))
+    for row in rows:
+        trust, belief, is_sure = made[row]
+        labels[int(batch.indices[row])] = belief if is_sure else given[row]
+
+    as_given = sum(given.values())
+    as_learned = sum(made[row][0] * given[row] for row in rows)
+    memory["shares"] += 0.01 * (
+        torch.stack([as_given / as_given.sum(), as_learned / as_learned.sum()]) - memory["shares"]
+    )
+    factors = (memory["shares"][0] / memory["shares"][1]).clamp(0.2, 5)
+    targets = torch.zeros(B, C, dtype=torch.float64)
+    for row in rows:
+        trust, belief, is_sure = made[row]
+        targets[row] = trust * given[row] * factors + (1 - trust) * belief * is_sure
+        if stage == "labels":
+            targets[row] = given[row]
+    total = torch.zeros((), dtype=torch.float64)
+    for view in range(batch.views):
+        loss = weight = 0.0
+        for row in rows:
+            place = view * B + row
+            target = targets[row]
+            if batch.mix is not None:
+                partner = int(batch.mix.partners[place]) % B
+                share = float(batch.mix.weight[place])
+                target = share * target + (1 - share) * targets[partner]
+            loss = loss - (target * outputs.logits[place].log_softmax(dim=0)).sum()
+            weight = weight + target.sum()
+        total = total + loss / weight
+    if stage == "neighbors":
+        apart = [
+            1 - torch.cosine_similarity(outputs.features[B + row], batch.teacher.features[row], dim=0) for row in rows
+        ]
+        total = total + sum(apart) / len(apart)
+    return total
+
+
+@pytest.mark.parametrize("stage", ["labels", "neighbors"])
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize("filled", [False, True])
+def test_it_is_what_loops_over_numbers_give(stage, is_mixed, filled):
+    mine, theirs = make_memory(filled=filled), make_memory(filled=filled)
+    for seed in range(3):
+        outputs, batch = make_batch(seed)
+        if is_mixed:
+            teacher, batch = batch.teacher, Mixup(views="first")(batch, seed=seed, epoch=0)
+            assert batch.teacher is teacher
+        wanted = by_hand(outputs, batch, theirs, stage)
+        loss = OBJECTIVE(outputs, batch, torch.tensor(3.0), mine, stage)
+        torch.testing.assert_close(loss.total, wanted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_labels_are_learned_as_they_are_until_it_starts():
+    assert [OBJECTIVE.stage(epoch, {}) for epoch in (0.0, 1.9, 2.0, 50.0)] == ["labels"] * 2 + ["neighbors"] * 2
+
+
+def clusters(wrong):
+    """Two far clusters of features whose labels are their cluster, but for the examples in `wrong`."""
+    truth = torch.arange(N) % 2
+    given = truth.clone()
+    given[wrong] = 1 - given[wrong]
+    directions = torch.eye(2)[truth] + 0.05 * torch.randn(N, 2, generator=torch.Generator().manual_seed(1))
+    return truth, given, directions
+
+
+def believed(objective, wrong, logits):
+    """What becomes of the labels after two visits to all examples by a teacher that says `logits`."""
+    truth, given, features = clusters(wrong)
+    memory = objective.memory(N, 2, 2)
+    batch = Batch(
+        inputs=features,
+        targets=one_hot(given, 2),
+        indices=torch.arange(N),
+        teacher=Outputs(features, logits(truth)),
+    )
+    for _ in range(2):
+        loss = objective(Outputs(features, torch.zeros(N, 2)), batch, torch.tensor(9.0), memory, "neighbors")
+    return truth, memory["labels"][:-1], loss
+
+
+def test_a_label_that_its_neighbors_do_not_share_has_no_say_and_is_replaced_where_belief_is_sure():
+    wrong = torch.tensor([3, 8, 20])
+    truth, labels, loss = believed(Nearsay(k=10, start_epoch=0), wrong, lambda truth: 8 * one_hot(truth, 2))
+    assert torch.equal(labels.argmax(dim=1), truth)
+    assert loss.terms["agreement"].item() == pytest.approx(1 - 3 / N, abs=0.02)
+    assert loss.terms["sure"] == 1
+
+
+def test_a_belief_that_is_not_sure_replaces_nothing():
+    wrong = torch.tensor([3, 8, 20])
+    _, given, _ = clusters(wrong)
+    _, labels, loss = believed(Nearsay(k=10, start_epoch=0), wrong, lambda truth: 0.5 * one_hot(truth, 2))
+    assert torch.equal(labels, one_hot(given, 2))
+    assert loss.terms["sure"] == 0
+
+
+def test_it_needs_a_teacher_and_a_stage_of_its_own():
+    outputs, batch = make_batch()
+    with pytest.raises(ValueError, match=r"self_taught=True"):
+        OBJECTIVE(outputs, replace(batch, teacher=None), torch.tensor(0.0), make_memory(), "labels")
+    with pytest.raises(ValueError, match="stage='ncr'"):
+        OBJECTIVE(outputs, batch, torch.tensor(0.0), make_memory(), "ncr")
+
+
+@pytest.mark.parametrize(
+    "field", ["k", "start_epoch", "similarity_temperature", "strictness", "momentum", "sharpness", "sure", "strong"]
+)
+def test_settings_that_cannot_be_meant_are_refused(field):
+    with pytest.raises(ValueError, match=field):
+        Nearsay(**{field: -1})
