@@ -15,7 +15,7 @@ from nearsay.experiment import Experiment, Machine
 from nearsay.loading import Order, Rows
 from nearsay.models import MLP, ResNet
 from nearsay.noise import Symmetric
-from nearsay.objectives import ELR, GJS, NCR, Bank, CrossEntropy
+from nearsay.objectives import ELR, GJS, NCR, Bank, CrossEntropy, Nearsay
 from nearsay.optim import SGD, AdamW, Cosine
 from nearsay.step import Setting, Step, make_learners
 from nearsay.train import NotFinite, train
@@ -46,7 +46,20 @@ EXPERIMENTS = {
     ),
     "two networks": replace(SMALL, networks=2, averaging=0.9, averaging_ramp=1.0, objective=ELR(), mixup=Mixup()),
     "adamw and clipping": replace(SMALL, optimizer=AdamW(lr=1e-3), clip=1.0),
-    "strong": replace(SMALL, augment=Augment(transforms=(RandomResizedCrop(size=8), RandAugment(), Cutout(size=2)))),
+    # Not NCR: strongly augmented digits can be quite alike, and which of two equally near ones is taken is left open.
+    "strong": replace(
+        SMALL,
+        objective=CrossEntropy(),
+        augment=Augment(transforms=(RandomResizedCrop(size=8), RandAugment(), Cutout(size=2))),
+    ),
+    "self taught": replace(
+        SMALL,
+        objective=Nearsay(k=20, start_epoch=0),
+        averaging=0.9,
+        self_taught=True,
+        mixup=Mixup(views="first"),
+        augment=Views(first=(PadCrop(padding=1),), second=(PadCrop(padding=1), RandAugment())),
+    ),
 }
 
 
