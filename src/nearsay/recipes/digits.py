@@ -1,5 +1,6 @@
 """Handwritten digits of 8×8 pixels with noisy labels: real images, no download, seconds on a CPU."""
 
+from dataclasses import replace
 from typing import Literal
 
 from nearsay.augment import PadCrop
@@ -8,7 +9,7 @@ from nearsay.datasets import Digits
 from nearsay.experiment import Experiment
 from nearsay.models import ResNet
 from nearsay.noise import InstanceDependent, PairFlip, Symmetric
-from nearsay.objectives import NCR
+from nearsay.objectives import NCR, Nearsay
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes.methods import Method, choose, warmup
 
@@ -38,13 +39,16 @@ def recipe(
         epochs: how long to train.
         seed: of the split, the weights, the order, the augmentation and the noise.
     """
-    choice = choose(method, ncr=NCR())
+    choice = choose(method, ncr=NCR(), nearsay=Nearsay(k=30))
+    fields = choice.fields(epochs)
+    if method == "nearsay":  # an epoch is ten steps here: features take more of them to form, averages must be short
+        fields |= {"averaging": 0.95, "objective": replace(fields["objective"], start_epoch=epochs / 3)}
     return Experiment(
         data=Digits(seed=seed),
         noise=_noise(noise, kind, seed),
         backbone=ResNet(depth=18, width=16),
-        **choice.fields(epochs),
-        # Shifts by a pixel would keep cross-entropy from memorizing at all; only gjs, which compares two, gets them.
+        **fields,
+        # Shifts by a pixel would keep cross-entropy from memorizing at all; only what compares two views gets them.
         augment=choice.augment(PadCrop(padding=1, mode="zeros")) if choice.num_views == 2 else None,
         optimizer=SGD(lr=0.1),
         schedule=Cosine(warmup=warmup(epochs, 1.0)),
