@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from nearsay import config
+from nearsay.commands.audit import audit_run
 from nearsay.experiment import Machine
 from nearsay.failures import INTERNAL, exit_code, explain
 from nearsay.host import Stopped, hardware
@@ -63,6 +64,7 @@ def _parse(words):
     run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
     run.add_argument("--runs", type=Path, default=Path("runs/cifar"), help="folder of the runs themselves")
     run.add_argument("--keep", default="$^", help="a regular expression: run folders that stay after they are recorded")
+    run.add_argument("--audit", default="human", help="a regular expression: runs whose labels are audited as well")
     run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
     run.add_argument("--results", type=Path, default=ROOT / "results")
     run.add_argument("--again", action="store_true", help="also run what is done")
@@ -134,12 +136,28 @@ def run_one(wanted, arguments, place):
     seconds = time.perf_counter() - began
     result["versions"] = {**result["versions"], "cuda": torch.version.cuda or ""}
     record = make_record(wanted, result, config.to_tree(call.experiment), seconds=seconds, places=place)
+    if re.search(arguments.audit, wanted.name):
+        record["audit"] = _audit(folder)
     record["commit"] = arguments.commit or _commit()
     write_json(arguments.runs / "records" / f"{wanted.name}.json", record)
     _tell(record)
     if not re.search(arguments.keep, wanted.name):
         shutil.rmtree(folder, ignore_errors=True)
     return record
+
+
+def _audit(folder):
+    """What `nearsay audit` finds in a run, and how long it takes; {} where no label is known to be wrong."""
+    began = time.perf_counter()
+    found = audit_run(folder, report=False).summary
+    if found["detection"] is None:
+        return {}
+    return {
+        **found["detection"]["score"],
+        "noise_rate": found["noise_rate"],
+        "review_for_recall": found["review_for_recall"],
+        "seconds": round(time.perf_counter() - began, 1),
+    }
 
 
 def expected(wanted, records):

@@ -89,6 +89,14 @@ def test_detection_stands_beside_cleanlab(tmp_path):
     assert lines(text, "cleanlab")[0][1::3] == [".977", ".967", "–"]
 
 
+def test_what_the_audit_finds_has_a_row_of_its_own(tmp_path):
+    run = record(cell(WORST, "ncr"), auroc=0.9581)
+    text = page(tmp_path, {**run, "audit": {"auroc": 0.971, "average_precision": 0.96}})
+    plain, audited, *_ = lines(text, "`ncr`", "### Finding")
+    assert plain[4:7] == [".958", "−.009", ".875"]
+    assert audited == ["`ncr`, `nearsay audit`", "not run", "–", "not run", ".971", "+.004", ".960", "1.0"]
+
+
 def test_the_leak_is_a_difference(tmp_path):
     made = [record(cell(BY_KEY["symmetric-40"], "elr+"), 0.93), record(leak("elr+"), 0.945)]
     found = lines(page(tmp_path, *made), "`elr+`", "### What other noise")[0]

@@ -82,3 +82,43 @@ def test_a_changed_recipe_is_noticed():
     assert changed_since(made) == ["objective.alpha: 0.5, not 0.9"]
     made["arguments"] = ["method=forgotten"]
     assert "'forgotten'" in changed_since(made)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"accuracy": {"test": {"final": float("nan"), "best": 0.9, "last_10": 0.9}}}, "on 'test' are no shares"),
+        ({"accuracy": {"test": {"final": 94.1, "best": 0.9, "last_10": 0.9}}}, r"\[94\.1, 0\.9, 0\.9\] on 'test'"),
+        ({"accuracy": {"test": {"final": "0.9", "best": 0.9, "last_10": 0.9}}}, "are no shares"),
+        ({"accuracy": {}}, r"\[None, None, None\] on 'test' are no shares"),
+        ({"accuracy": []}, r"its 'accuracy' is '\[\]'"),
+        ({"detection": {"auroc": None}}, "its 'auroc' None is no share"),
+        ({"detection": 5}, "its 'detection' is '5'"),
+        ({"audit": 5}, "its 'audit' is '5'"),
+        ({"audit": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
+        ({"seconds": None}, "its 'seconds' is 'None'"),
+        ({"seconds": float("inf")}, "its 'seconds' is 'inf'"),
+        ({"seed": "x"}, "its 'seed' is 'x'"),
+        ({"arguments": [1]}, "1 is no word of a command"),
+        ({"protocol": "long"}, "its protocol 'long' is none of short, paper"),
+        ({"name": "../elsewhere"}, "'../elsewhere' is no name of a run"),
+        ({"name": "/elsewhere"}, "'/elsewhere' is no name of a run"),
+        ({"name": "queue"}, "'queue' is no name of a run"),
+    ],
+)
+def test_a_record_that_was_edited_by_hand_is_refused_and_nothing_is_written(tmp_path, changes, complaint):
+    edited = {**record(ONE), **changes}
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match=f"{complaint}.*; nothing was written"):
+        take([record(cell(BY_KEY["symmetric-80"], "ncr")), edited], tmp_path / "a")
+    (tmp_path / "a" / f"{ONE.name}.json").write_text(json.dumps(edited))
+    with pytest.raises(ValueError, match=complaint):
+        read_records(tmp_path / "a")
+    assert [path.name for path in tmp_path.rglob("*.json")] == [f"{ONE.name}.json"]
+
+
+@pytest.mark.parametrize("content", ["[]", '"text"', "5", "[" * 100_000])
+def test_what_is_no_object_is_no_record(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(ValueError, match=r"a\.json is no record of a run"):
+        read_records(tmp_path)

@@ -42,9 +42,9 @@ class Numbers:
         mark = CHANGED if any(each["name"] in self.changed for each in self.of(wanted)) else ""
         return f"{as_text(self.accuracy(wanted, split))}{mark}"
 
-    def detection(self, wanted: Wanted, kind: str) -> Spread | None:
-        """AUROC or average precision; None where no run knows which labels are wrong."""
-        return spread(each["detection"][kind] for each in self.of(wanted) if each.get("detection"))
+    def detection(self, wanted: Wanted, kind: str, *, by: str = "detection") -> Spread | None:
+        """AUROC or average precision, also `by` the "audit"; None where no run knows which labels are wrong."""
+        return spread(each[by][kind] for each in self.of(wanted) if each.get(by))
 
     def minutes(self, wanted: Iterable[Wanted]) -> str:
         """What a run takes, over all runs of a row; with the range where they differ by more than a quarter."""

@@ -1,5 +1,6 @@
 """The page of all results, made of the records and the queue; no number on it is typed by hand."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -171,13 +172,16 @@ def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], col
     if not keys:
         return []
     rows = []
-    for method in methods:
+    for method, by in itertools.product(methods, ("detection", "audit")):
         cells = [cell(BY_KEY[key], method, protocol=protocol) for key in keys]
+        if by == "audit" and not any(numbers.detection(each, "auroc", by=by) for each in cells):
+            continue
         texts = []
         for key, each in zip(keys, cells, strict=True):
-            auroc, precision = (numbers.detection(each, kind) for kind in ("auroc", "average_precision"))
+            auroc, precision = (numbers.detection(each, kind, by=by) for kind in ("auroc", "average_precision"))
             texts += [as_share(auroc), difference(auroc, CLEANLAB[key], 3).replace("0.", "."), as_share(precision)]
-        rows.append([f"`{method}`", *texts, numbers.minutes(cells)])
+        name = f"`{method}`" if by == "detection" else f"`{method}`, `nearsay audit`"
+        rows.append([name, *texts, numbers.minutes(cells)])
     for name, numbers_of in (("cleanlab, published", CLEANLAB), ("at least wanted", LEAST_DETECTION)):
         quoted = [text for key in keys for text in (f"{numbers_of[key]:.3f}".removeprefix("0"), "", NOTHING)]
         rows.append([name, *quoted, NOTHING])
@@ -186,9 +190,10 @@ def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], col
     return [
         "### Finding the wrong labels of CIFAR-10N",
         "By the confidence of the final network in the given label of each training image, from one run that trained "
-        "on these labels; over all images, with the original labels of CIFAR-10 as the truth. cleanlab's numbers are "
-        "of five trainings of a ResNet-18 that was pretrained on ImageNet, the better of its self-confidence and "
-        "margin.",
+        "on these labels; over all images, with the original labels of CIFAR-10 as the truth. Rows of `nearsay audit` "
+        "are of the same run, by the score that the audit makes of its probabilities, neighbors and training. Those of "
+        "cleanlab are of five trainings of a ResNet-18 that was pretrained on ImageNet, the better of its "
+        "self-confidence and margin.",
         table(("method", *heads, "min per run"), rows),
     ]
 

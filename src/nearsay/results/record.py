@@ -1,21 +1,29 @@
 """One small file for each run that is done: what was run, what came of it, and by which command it is done again."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nearsay import config
-from nearsay.results.queue import FILE, PLACES, Wanted
+from nearsay.results.queue import EPOCHS, FILE, PLACES, Wanted
 from nearsay.run import write_whole
 
 Record = dict[str, Any]  # what JSON can hold
 MERGED = "cifar.json"
-_NEEDED = frozenset(
-    {"name", "tier", "protocol", "command", "recipe", "arguments", "overrides", "seed", "accuracy", "detection"}
-    | {"labels", "images_per_second", "seconds", "peak_memory_bytes", "hardware", "versions", "commit", "experiment"}
-)
+_KINDS: dict[str, type | tuple[type, ...]] = {  # what every record has
+    **dict.fromkeys(("accuracy", "labels", "versions", "experiment"), dict),
+    **dict.fromkeys(("name", "tier", "protocol", "command", "recipe", "hardware", "commit"), str),
+    **dict.fromkeys(("images_per_second", "seconds", "peak_memory_bytes"), (int, float)),
+    "arguments": list,
+    "overrides": list,
+    "seed": int,
+    "detection": (dict, type(None)),
+}
+_ACCURACIES = ("final", "best", "last_10")
+_NAME = re.compile(r"[\w+][\w+.-]*")  # of a file, in the folder and nowhere else
 # Differences that make no other experiment: where files are, and what later versions can do but was not asked for.
 _HARMLESS = re.compile(r"(data\.path|data\.labels|outside\.path): |.*: not there, but (null|false|0|0\.0)$")
 
@@ -93,8 +101,12 @@ def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: 
     is written, for a record that differs from the one that is there, unless it is to be replaced.
     """
     fresh: list[Record] = []
-    for record in records:
-        known = record.get("commit", "")
+    for each in records:
+        try:
+            record = _checked(each)
+        except ValueError as error:
+            raise ValueError(f"what shall be taken is no record of a run: {error}; nothing was written") from error
+        known = record["commit"]
         named = {**record, "commit": commit if commit and (not known or known.endswith("-dirty")) else known}
         path = folder / f"{record['name']}.json"
         before = _read(path) if path.exists() else None
@@ -122,12 +134,38 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> Record:
     try:
-        record: Any = json.loads(path.read_text("utf-8"))
-        missing = sorted(_NEEDED - set(record))
-    except (OSError, ValueError, TypeError) as error:
+        return _checked(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no record of a run: {error}; restore or remove it") from error
-    if missing:
-        raise ValueError(f"{path} is no record of a run: it has no {missing[0]!r}; restore or remove it")
+
+
+def _checked(record: Any) -> Record:
+    """The record, if all that a page says of it can be said; ValueError if it was damaged, or edited by hand."""
+    if not isinstance(record, dict):
+        raise ValueError(f"it is {str(record)[:40]!r} and no object")
+    for key, kind in _KINDS.items():
+        if key not in record:
+            raise ValueError(f"it has no {key!r}")
+        if not isinstance(record[key], kind) or (isinstance(record[key], float) and not math.isfinite(record[key])):
+            raise ValueError(f"its {key!r} is {str(record[key])[:40]!r}")
+    if not _NAME.fullmatch(record["name"]) or f"{record['name']}.json" == FILE:
+        raise ValueError(f"{record['name']!r} is no name of a run")
+    if record["protocol"] not in EPOCHS:
+        raise ValueError(f"its protocol {record['protocol']!r} is none of {', '.join(EPOCHS)}")
+    if odd := [word for word in (*record["arguments"], *record["overrides"]) if not isinstance(word, str)]:
+        raise ValueError(f"{odd[0]!r} is no word of a command")
+    for split in ("test", *record["accuracy"]):
+        found = record["accuracy"].get(split)
+        shares = [found.get(kind) if isinstance(found, dict) else None for kind in _ACCURACIES]
+        if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
+            raise ValueError(f"its accuracies {shares} on {split!r} are no shares from 0 to 1")
+    audit = record.get("audit") or {}
+    if not isinstance(audit, dict):
+        raise ValueError(f"its 'audit' is {str(audit)[:40]!r}")
+    shown = {kind: audit.get(kind) for kind in ("auroc", "average_precision") if audit}
+    for kind, share in (*(record["detection"] or {}).items(), *shown.items()):
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ValueError(f"its {kind!r} {share!r} is no share from 0 to 1")
     return dict(record)
 
 
