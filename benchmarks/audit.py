@@ -4,19 +4,27 @@
     python benchmarks/audit.py --folds RUN...            the same, and cleanlab also as it is meant to be used
     python benchmarks/audit.py --clean RUN...            accuracy before and after cleaning and training again
     python benchmarks/audit.py --verified FILE RUN...    where known errors of the test set stand among its labels
+    python benchmarks/audit.py --planted DATA            near-duplicates and foreign images planted in CIFAR-10
+    python benchmarks/audit.py --scale N                 time and memory for N rows of 512 features, 2 threads
 
 RUN is a folder that `nearsay train` has made to the end. cleanlab gets the probabilities of the same run. It is meant
 for out-of-sample ones, and its rate and matrix are far too low on those of a network that has seen the labels: compare
 them only with `--folds`, which adds what it says from a logistic regression on the pixels, by five-fold
 cross-validation (for small images). Its columns read "not installed" where it is missing. FILE is an .npz
 with `original` and `corrected`, the labels of the test set as published and as verified by people, in its order; where
-they agree on no class, `corrected` is -1. `--out FILE` writes the rows as JSON.
+they agree on no class, `corrected` is -1. DATA is the folder of CIFAR-10, to which 200 changed copies of its images and
+500 images of other kinds are added; the features are the pixels at 8 x 8, as no network is trained for it. The rows of
+`--scale` are float16 on disk: overlapping classes (`--classes`, 10) around random centers, in 64 directions of falling
+spread, a fifth of the labels wrong. `--out FILE` writes the rows as JSON.
 """
 
 import argparse
 import json
 import platform
+import resource
 import statistics
+import tempfile
+import time
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,22 +33,27 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from planting import CHANGES, KINDS, Planted, foreign, is_same, photographs, plant, write_features
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 from torch import Tensor
+from torch.nn import functional
 
 import nearsay
 from nearsay import config, metrics
 from nearsay.auditing.estimating import noise_matrix
+from nearsay.auditing.pictures import same_pictures, shrink
 from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
 from nearsay.core import Labels
+from nearsay.datasets import Cifar10
 from nearsay.train import train
 from nearsay.trained import read_labels, read_origin, read_result
 
 RECALL = 0.9
 NOT_INSTALLED = "not installed"
 CLEANLAB_SCORES = ("self_confidence", "normalized_margin")
+PLANTED_SEED, NUM_COPIES, NUM_FOREIGN = 101, 200, 500
 
 
 def measure(folder: Path, *, folds: bool) -> dict[str, Any]:
@@ -167,6 +180,99 @@ def verify(folder: Path, path: Path) -> dict[str, Any]:
     }
 
 
+def plant_and_find(path: Path) -> list[dict[str, Any]]:
+    """How many planted near-duplicates are found, among how many mistakes, and how foreign images are ranked."""
+    split = Cifar10(path=str(path)).open("train")
+    assert isinstance(split.inputs, Tensor)
+    order = torch.randperm(len(split.inputs), generator=torch.Generator().manual_seed(PLANTED_SEED))
+    images, tiles = split.inputs[order], photographs()
+    rows = [
+        find_planted("CIFAR-10", plant(images, NUM_COPIES, PLANTED_SEED)),
+        find_planted("photographs, 224 px", plant(tiles, min(NUM_COPIES, len(tiles)), PLANTED_SEED)),
+    ]
+    strangers, kinds = foreign(NUM_FOREIGN, PLANTED_SEED)
+    return [*rows, rank_foreign(images, split.labels.given[order], strangers, kinds)]
+
+
+def find_planted(name: str, planted: Planted) -> dict[str, Any]:
+    """Recall of the planted pairs; precision where others are mistakes, and where the independent rule judges them."""
+    start = time.process_time()
+    found = same_pictures(shrink(planted.images))
+    seconds = time.process_time() - start
+    hits = planted.pairs & set(map(tuple, found.tolist()))
+    others = torch.tensor(sorted(set(map(tuple, found.tolist())) - planted.pairs), dtype=torch.int64).reshape(-1, 2)
+    num_real = int(is_same(planted.images, others).sum()) if len(others) else 0
+    made, seen = (dict.fromkeys(CHANGES, 0) for _ in range(2))
+    for pair, change in planted.changes.items():
+        made[change] += 1
+        seen[change] += pair in hits
+    return {
+        "data": name,
+        "num_images": len(planted.images),
+        "seed": PLANTED_SEED,
+        "recall": len(hits) / len(planted.pairs),
+        "recall_of": {change: seen[change] / max(1, made[change]) for change in CHANGES},
+        "found": len(found),
+        "others": len(others),
+        "others_same_by_rule": num_real,
+        "precision": len(hits) / max(1, len(found)),
+        "cpu_seconds": seconds,
+    }
+
+
+def rank_foreign(images: Tensor, labels: Tensor, strangers: Tensor, kinds: list[str]) -> dict[str, Any]:
+    """AUROC of the out-of-distribution score, over all foreign images and over those of each kind."""
+    pictures = torch.cat([images, strangers])
+    features = torch.cat([functional.adaptive_avg_pool2d(some.float(), 8).flatten(1) for some in pictures.split(4096)])
+    found = nearsay.audit(
+        torch.cat([labels, torch.zeros(len(kinds), dtype=torch.int64)]), features=features, images=pictures
+    )
+    assert found.ood_scores is not None
+    home, away = found.ood_scores[: len(images)], found.ood_scores[len(images) :]
+    chosen = {kind: away[torch.tensor([each == kind for each in kinds])] for kind in KINDS if kind in kinds}
+    return {
+        "data": "foreign images",
+        "num_images": len(pictures),
+        "seed": PLANTED_SEED,
+        "auroc": _apart(home, away),
+        "auroc_of": {kind: _apart(home, scores) for kind, scores in chosen.items()},
+    }
+
+
+def _apart(home: Tensor, away: Tensor) -> float:
+    return metrics.detection_auroc(torch.cat([home, away]), torch.arange(len(home) + len(away)) >= len(home))
+
+
+def scale(num: int, num_classes: int) -> dict[str, Any]:
+    """Time, memory and recall of an audit of `num` rows whose features lie on disk."""
+    torch.set_num_threads(2)
+    drawn = torch.Generator().manual_seed(0)
+    clean = torch.randint(0, num_classes, (num,), generator=drawn)
+    is_wrong = torch.rand(num, generator=drawn) < 0.2
+    given = (clean + is_wrong * torch.randint(1, num_classes, (num,), generator=drawn)) % num_classes
+    logits = torch.randn(num, num_classes, generator=drawn)
+    logits.scatter_add_(1, clean[:, None], torch.full((num, 1), 3.0))
+    with tempfile.TemporaryDirectory() as folder:
+        features = write_features(Path(folder) / "features.npy", clean, num_classes)
+        times, start = time.process_time(), time.perf_counter()
+        found = nearsay.audit(given, probabilities=logits.softmax(dim=1), features=features)
+        seconds, processor = time.perf_counter() - start, time.process_time() - times
+    return {
+        "num_examples": num,
+        "num_features": features.shape[1],
+        "num_classes": num_classes,
+        "seconds": seconds,
+        "cpu_seconds": processor,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "neighbor_recall": found.neighbor_recall,
+        "neighbors_of_same_class": None
+        if found.evidence is None
+        else (clean[found.evidence.positions] == clean[:, None]).float().mean().item(),
+        "auroc": metrics.detection_auroc(found.scores, is_wrong),
+        "rate": {"true": is_wrong.float().mean().item(), **found.noise_rate._asdict()},
+    }
+
+
 def _ranks(scores: Tensor, is_error: Tensor) -> list[int]:
     places = torch.empty(len(scores), dtype=torch.int64)
     places[scores.argsort(stable=True)] = torch.arange(1, len(scores) + 1)
@@ -235,17 +341,32 @@ def show_verified(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def show_found(rows: list[dict[str, Any]]) -> None:
+    """Print what was found of what was planted, or how long a large audit took."""
+    for row in rows:
+        print(json.dumps(row, indent=1))
+
+
 def main() -> None:
     """Measure the runs that are named, print a table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--clean", action="store_true", help="clean the labels and train again")
     choice.add_argument("--verified", type=Path, metavar="FILE", help="an .npz of verified test labels")
+    choice.add_argument("--planted", type=Path, metavar="DATA", help="the folder of CIFAR-10")
+    choice.add_argument("--scale", type=int, metavar="N", help="rows of a made-up data set")
+    parser.add_argument("--classes", type=int, default=10, help="of the made-up data set")
     parser.add_argument("--folds", action="store_true", help="cleanlab on out-of-sample probabilities as well")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the rows as JSON")
     chosen = parser.parse_args()
-    if chosen.clean:
+    if bool(chosen.runs) == bool(chosen.planted or chosen.scale):
+        parser.error("name at least one RUN, or none with --planted and --scale")
+    if chosen.planted is not None:
+        rows, show = plant_and_find(chosen.planted), show_found
+    elif chosen.scale is not None:
+        rows, show = [scale(chosen.scale, chosen.classes)], show_found
+    elif chosen.clean:
         rows, show = [clean_and_repeat(each) for each in chosen.runs], show_cleaned
     elif chosen.verified is not None:
         rows, show = [verify(each, chosen.verified) for each in chosen.runs], show_verified
@@ -253,7 +374,7 @@ def main() -> None:
         rows, show = [measure(each, folds=chosen.folds) for each in chosen.runs], show_measured
     show(rows)
     if chosen.out is not None:
-        peers = {name: _version(name) for name in ("nearsay", "torch", "cleanlab")}
+        peers = {name: _version(name) for name in ("nearsay", "torch", "cleanlab", "faiss-cpu")}
         about = {"machine": platform.processor() or platform.machine(), "versions": peers, "rows": rows}
         chosen.out.write_text(json.dumps(about, indent=1) + "\n")
         print(f"\nwritten to {chosen.out}")

@@ -232,12 +232,30 @@ def test_the_noise_rate_of_digits_is_estimated_from_their_pixels(rate):
     effective = (given != clean).float().mean().item()
     # The nearest in pixels err on 4 % of clean digits, and who asks nobody else cannot know that.
     assert found.noise_rate.estimate == pytest.approx(effective, abs=0.05)
+    assert (found.noise_rate.low == 0) == (rate == 0)  # where there is one heap of scores, all may be right
     if rate:
         assert metrics.detection_auroc(found.scores, given != clean) > 0.97
         assert (found.suggested.labels == clean).float().mean() > 0.95
         order = (given != clean)[found.order()]
         needed = int((order.cumsum(0) >= 0.9 * order.sum()).nonzero()[0]) + 1
         assert found.review_for(0.9) == pytest.approx(needed, rel=0.15)
+
+
+def test_the_interval_begins_at_none_where_training_shows_one_heap_of_labels():
+    drawn = generator()
+    clean = torch.randint(0, 4, (2000,), generator=drawn)
+    probabilities = torch.full((2000, 4), 0.01).scatter(1, clean[:, None], 0.97)
+    probabilities[:40] = probabilities[:40].roll(1, dims=1)  # hard ones, or wrong labels: who knows
+    confidence = torch.full((2000,), 0.9)
+    one_heap = torch.randn(2000, generator=drawn) + 5
+    two_heaps = torch.where(torch.arange(2000) < 400, one_heap - 12, one_heap)
+    known = audit(clean, probabilities=probabilities, dynamics={"confidence": confidence, "margin": two_heaps})
+    unknown = audit(clean, probabilities=probabilities, dynamics={"confidence": confidence, "margin": one_heap})
+    assert unknown.noise_rate.estimate == pytest.approx(0.02)
+    assert unknown.noise_rate.low == 0
+    assert unknown.noise_rate.high > 0.02
+    assert known.noise_rate.estimate == pytest.approx(0.2, abs=0.01)
+    assert known.noise_rate.low > 0.01
 
 
 def test_unsure_probabilities_of_clean_labels_are_no_noise():
@@ -301,6 +319,17 @@ def test_unlabeled_examples_have_no_score_and_no_vote_but_a_suggestion():
     assert (found.suggested.labels[:60] == clean[:60]).all()
     alone = audit(labels[60:], features=features[60:], classes=["0", "1", "2"], k=5)
     assert found.noise_rate.estimate == pytest.approx(alone.noise_rate.estimate, abs=0.01)
+
+
+def test_features_on_disk_are_neither_copied_nor_written_to(tmp_path):
+    features, _, given = blobs()
+    np.save(tmp_path / "features.npy", features.numpy())
+    on_disk = np.load(tmp_path / "features.npy", mmap_mode="r")
+    read = inputs.read_inputs(given, None, on_disk, None, None).features
+    assert read.data_ptr() == on_disk.ctypes.data
+    assert torch.equal(audit(given, features=on_disk).scores, audit(given, features=features).scores)
+    backward = audit(given, features=features.numpy()[:, ::-1])
+    torch.testing.assert_close(backward.scores, audit(given, features=features).scores)
 
 
 def test_none_and_nan_are_unlabeled():

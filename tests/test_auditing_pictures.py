@@ -81,6 +81,28 @@ def test_structure_is_blind_to_brightness_and_has_no_mean(tiles):
     torch.testing.assert_close(details.mean(dim=1), torch.zeros(5), atol=1e-3, rtol=0)
 
 
+def test_fields_are_means_of_the_part_that_is_not_cut():
+    fields = pictures._fields(3, 29)
+    torch.testing.assert_close(fields.sum(dim=1), torch.ones(8))
+    torch.testing.assert_close(fields[0, :3], torch.tensor([0.0, 0.6437, 0.3563]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(pictures._fields(0, 32)[0, :3], torch.tensor([2 / 3, 1 / 3, 0.0]))
+
+
+def test_the_most_alike_of_each_picture_are_compared(monkeypatch):
+    monkeypatch.setattr(pictures, "_CANDIDATES", 1)
+    triples = torch.tensor([[0, 1, 0.93], [0, 2, 0.99], [0, 3, 0.95], [5, 4, 0.92]], dtype=torch.float64)
+    assert sorted(map(tuple, pictures._best_of_each(triples).tolist())) == [(0, 2), (0, 3), (4, 5)]
+
+
+def test_many_cells_hide_no_pair(tiles, monkeypatch):
+    images = torch.cat([tiles[busy(tiles)], *(changed(tile, "crop")[None] for tile in tiles[busy(tiles)][:10])])
+    thumbnails = pictures.shrink(images)
+    together = set(map(tuple, pictures.same_pictures(thumbnails).tolist()))
+    monkeypatch.setattr(pictures, "_QUERIES", 7)
+    assert set(map(tuple, pictures.same_pictures(thumbnails).tolist())) == together
+    assert len(together) >= 9
+
+
 def test_pictures_that_come_one_by_one_give_the_same_thumbnails(tiles):
     together = pictures.shrink(tiles[:4])
     alone = pictures.shrink_each(image.permute(1, 2, 0).numpy() for image in tiles[:4])

@@ -86,7 +86,7 @@ WRONG = [  # command line, exit code, words of the message
     ("train folder path=empty --out new", 65, "empty"),
     ("evaluate", 2, "missing argument 'RUN'"),
     ("evaluate missing", 2, "'missing' does not exist"),
-    ("evaluate empty", 65, "empty is no run folder"),
+    ("evaluate empty", 2, "'empty' holds no run"),
     ("evaluate half", 65, "half"),
     ("evaluate RUN --split dev", 2, "'dev'"),
     ("predict RUN RUN --out nowhere/x.csv", 73, "nowhere is no folder"),

@@ -1,10 +1,17 @@
 """The verbs about labels to distrust, as a user types them."""
 
 import json
+import shlex
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from nearsay import cli
+from nearsay.commands.audit import audit_run
+from nearsay.commands.naming import command_again
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +33,8 @@ def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys
     summary = json.loads(capsys.readouterr().out)
     assert summary["detection"]["score"]["auroc"] > 0.9
     assert cli.main(["clean", str(finished)]) == 0
-    assert f"--set relabeled={finished / 'cleaned.npz'}" in capsys.readouterr().out
+    words = f"nearsay train toy epochs=3 --set relabeled={finished / 'cleaned.npz'} --out {finished}-cleaned"
+    assert f"Train on them: {words}\n" in capsys.readouterr().out
     again = ["train", "toy", "epochs=1", "--set", f"relabeled={finished / 'cleaned.npz'}", "--out", str(tmp_path)]
     assert cli.main([*again, "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"]["effective_rate"] < 0.2
@@ -37,9 +45,10 @@ def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["audit", "EMPTY"], 65, "labels"),
+        (["audit", "EMPTY"], 2, "holds no run; give the folder that nearsay train has named"),
         (["audit", "RUN", "--k", "0"], 2, "k"),
-        (["clean", "EMPTY"], 65, "labels"),
+        (["clean", "EMPTY"], 2, "holds no run"),
+        (["review", "EMPTY"], 2, "holds no run"),
         (["clean", "RUN", "--relabel-above", "2"], 2, "--relabel-above 2"),
         (["clean", "RUN", "--drop-below", "nan"], 2, "--drop-below nan"),
     ],
@@ -50,3 +59,94 @@ def test_what_cannot_be_done_is_said_in_one_sentence(words, code, told, finished
     said = capsys.readouterr().err
     assert told in said
     assert "Traceback" not in said
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A folder of gray, light and dark pictures, one file of them broken, and a run that has learned nothing of it."""
+    root = tmp_path_factory.mktemp("my photos")
+    random = np.random.default_rng(0)
+    for name in ("dark side", "light"):
+        (root / "photos" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = random.integers(0, 256, size=(10 + number, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "photos" / name / f"{number}.png")
+    (root / "photos/light/x.jpg").write_text("no picture")
+    words = [f"path={root / 'photos'}", "size=8", "epochs=1", "held_out=0.3", "--set", "backbone.width=2"]
+    assert cli.main(["train", "folder", *words, "--out", str(root / "first"), "--quiet"]) == 0
+    return root
+
+
+def test_an_audit_names_files_says_what_it_could_not_judge_and_what_to_do_next(photographs, capsys):
+    assert cli.main(["audit", str(photographs / "first"), "--no-report", "--show", "4"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(".png") == 4
+    assert "Files that could not be read, so that their labels were not judged: 1." in said
+    run = shlex.quote(str(photographs / "first"))
+    assert f"Next: nearsay review {run} to decide by hand, nearsay clean {run} for labels to train on." in said
+
+
+def test_an_audit_by_a_network_that_has_learned_nothing_doubts_itself_and_so_does_cleaning(photographs, capsys):
+    run = photographs / "first"
+    assert cli.main(["audit", str(run), "--json", "--no-report"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["noise_rate"]["estimate"] > 0.4
+    agreed = json.loads((run / "result.json").read_text())["accuracy"]["validation"]["final"]
+    assert f"has learned too little (it agrees with {100 * agreed:.1f} % of the held-out labels)" in summary["doubt"]
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    assert f"note: {summary['doubt']}." in capsys.readouterr().err
+    assert cli.main(["clean", str(run)]) == 0
+    told = capsys.readouterr()
+    assert summary["doubt"] in told.err
+    assert shlex.split(told.out.splitlines()[-1].removeprefix("Train on them: "))[:4] == [
+        "nearsay",
+        "train",
+        "folder",
+        f"path={photographs / 'photos'}",
+    ]
+
+
+def test_after_the_images_were_moved_away_it_is_said_what_is_left_out_and_no_old_manifest_stays(photographs, capsys):
+    run, photos = photographs / "first", photographs / "photos"
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    assert cli.main(["clean", str(run)]) == 0
+    assert (run / "cleaned.csv").is_file()
+    capsys.readouterr()
+    photos.rename(photographs / "elsewhere")
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    told = capsys.readouterr().err
+    assert f"note: the data is not as it was (path={str(photos)!r} is no folder; " in told
+    assert cli.main(["clean", str(run)]) == 0
+    assert not (run / "cleaned.csv").exists()
+    (photographs / "elsewhere").rename(photos)
+    (photos / "light/x.jpg").rename(photographs / "x.jpg")
+    capsys.readouterr()
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    assert "the run has learned 25 examples, and now there are 24" in capsys.readouterr().err
+    (photographs / "x.jpg").rename(photos / "light/x.jpg")
+
+
+def test_an_audit_is_doubted_above_a_share_of_wrong_labels_and_not_at_it(photographs, capsys, monkeypatch):
+    run = photographs / "first"
+    estimate = audit_run(run, report=False).audit.noise_rate.estimate
+    monkeypatch.setattr("nearsay.commands.audit.DOUBTFUL", estimate)
+    assert audit_run(run, report=False).summary["doubt"] is None
+    assert cli.main(["clean", str(run)]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("nearsay.commands.audit.DOUBTFUL", estimate - 1e-9)
+    assert audit_run(run, report=False).summary["doubt"] is not None
+
+
+def test_the_command_to_train_again_replaces_older_labels_and_quotes_what_a_shell_would_read():
+    origin = {"recipe": "folder", "arguments": {"path": "/a b"}, "overrides": ["epochs=2", "relabeled=/old.npz"]}
+    told = command_again(origin, relabeled=Path("r/cleaned.npz"), out=Path("r-cleaned"))
+    assert told == "nearsay train folder 'path=/a b' --set epochs=2 --set relabeled=r/cleaned.npz --out r-cleaned"
+
+
+def test_other_data_is_called_by_its_name_when_it_is_judged(photographs, capsys):
+    others = str(photographs / "others")
+    shutil.copytree(photographs / "photos", others, ignore=shutil.ignore_patterns("x.jpg"))
+    assert cli.main(["evaluate", str(photographs / "first"), "--data", others]) == 0
+    assert f"{others} (24 examples)" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(photographs / "first"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"] is None

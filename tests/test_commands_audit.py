@@ -308,7 +308,7 @@ def test_cleaning_needs_an_audit_of_these_labels(run):
     audit_run(run, device="cpu", report=False)
     lines = (run / "audit.csv").read_text().splitlines(keepends=True)
     (run / "audit.csv").write_text("".join(lines[:-1]))
-    with pytest.raises(RunError, match="it is of other labels"):
+    with pytest.raises(RunError, match="it has not one row for each of the 400 examples, in their order"):
         clean_run(run)
     (run / "audit.csv").write_text("index,given_label\n0,1\n")
     with pytest.raises(RunError, match="does not fit the run"):

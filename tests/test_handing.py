@@ -265,6 +265,14 @@ def test_a_wrong_export_is_told_in_one_sentence(handed, tmp_path, content, told)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "annotations", ["5", '"text"', '[{"result": 7}]', '[{"result": [{"type": "choices", "value": {"choices": 3}}]}]']
+)
+def test_answers_of_another_shape_are_none(handed, tmp_path, annotations):
+    (tmp_path / "export.json").write_text(f'[{{"data": {{"index": 1}}, "annotations": {annotations}}}]')
+    assert read_label_studio(handed, tmp_path / "export.json").read_bytes() == b"index,label\n"
+
+
 # The command
 
 

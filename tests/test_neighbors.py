@@ -1,3 +1,6 @@
+import importlib.util
+
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -46,3 +49,30 @@ def test_nearest_agrees_with_comparing_everybody(monkeypatch):
                 cosines = (queries[:, None] * pool[positions]).sum(dim=2)
                 is_neighbor = similarities > 0
                 assert_close(similarities[is_neighbor], cosines[is_neighbor])
+
+
+def test_others_are_found_whatever_the_lengths_and_however_many_at_a_time(monkeypatch):
+    features = torch.randn(40, 6, generator=torch.Generator().manual_seed(3))
+    units, _ = normalize(features)
+    expected = nearest(units, units, 4, None)
+    monkeypatch.setattr(neighbors, "_HELD", 30)
+    scales = torch.arange(1, 41)[:, None]
+    found, recall = neighbors.nearest_others(features * scales, 4)
+    assert recall is None
+    assert_close(found.similarities.sort().values, expected.similarities.sort().values)
+    assert torch.equal(found.positions.sort().values, expected.positions.sort().values)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="faiss is an extra")
+def test_an_index_that_is_fed_in_parts_looks_far_enough(monkeypatch):
+    features = torch.randn(3000, 8, generator=torch.Generator().manual_seed(4))
+    whole = neighbors.nearest_others(features, 5, approximate=True)
+    monkeypatch.setattr(neighbors, "_HELD", 8 * 700)
+    parts = neighbors.nearest_others(features.half(), 5, approximate=True)
+    exact = neighbors.nearest_others(features, 5).neighbors.positions
+    for found in (whole, parts):
+        hits = (exact[:, :, None] == found.neighbors.positions[:, None]).any(dim=2).float().mean().item()
+        assert found.recall >= 0.95
+        assert abs(hits - found.recall) < 0.03
+    monkeypatch.setattr(neighbors, "_PROBED", (1,))
+    assert neighbors.nearest_others(features, 5, approximate=True).recall < 0.8

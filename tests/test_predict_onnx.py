@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import warnings
 
@@ -123,6 +124,8 @@ def test_what_does_not_fit_the_file_is_one_sentence(onnx_of, tmp_path, capsys):
         json.dumps({"label_names": ["a"], "image_size": 8}),
         json.dumps({"label_names": list(range(8)), "image_size": 8}),
         json.dumps({"label_names": list("abcdefgh"), "image_size": "8"}),
+        json.dumps({"label_names": "abcdefgh", "image_size": 8}),
+        json.dumps({"label_names": list("abcdefgh"), "image_size": 10**9}),
     ],
 )
 def test_a_file_that_does_not_know_its_classes_is_refused(onnx_of, tmp_path, facts):
@@ -133,6 +136,33 @@ def test_a_file_that_does_not_know_its_classes_is_refused(onnx_of, tmp_path, fac
     onnx.save(proto, str(tmp_path / "other.onnx"))
     np.save(tmp_path / "x.npy", np.zeros((2, 32)))
     with pytest.raises(ValueError, match=r"other.onnx does not say what its classes are; export the run again"):
+        predict(tmp_path / "other.onnx", [tmp_path / "x.npy"])
+
+
+@pytest.mark.parametrize(
+    ("logits", "shape", "told"),
+    [
+        (np.full((2, 8), np.nan), ["rows", 8], "gives logits (2, 8) where finite ones of (2, 8) should be"),
+        (np.zeros((1, 8)), ["rows", 8], "gives logits (1, 8) where finite ones of (2, 8) should be"),
+        (np.zeros((2, 8, 1)), ["rows", 8, 1], "does not say what its classes are"),
+        (np.zeros(()), [], "does not say what its classes are"),
+    ],
+)
+def test_a_file_with_other_answers_than_logits_is_one_sentence(onnx_of, tmp_path, logits, shape, told):
+    onnx = pytest.importorskip("onnx") if onnx_of("toy") else None
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    value = onnx.numpy_helper.from_array(logits.astype(np.float32))
+    nodes = [helper.make_node("Constant", [], ["logits"], value=value)]
+    nodes.append(helper.make_node("Identity", ["inputs"], ["features"]))
+    sizes = {"inputs": ["rows", 32], "logits": shape, "features": ["rows", 32]}
+    described = [helper.make_tensor_value_info(name, float32, size) for name, size in sizes.items()]
+    graph = helper.make_graph(nodes, "constant", described[:1], described[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    facts = json.dumps({"label_names": list("abcdefgh"), "image_size": 8})
+    helper.set_model_props(proto, {"nearsay": facts})
+    onnx.save(proto, str(tmp_path / "other.onnx"))
+    np.save(tmp_path / "x.npy", np.zeros((2, 32)))
+    with pytest.raises(ValueError, match=re.escape(told)):
         predict(tmp_path / "other.onnx", [tmp_path / "x.npy"])
 
 

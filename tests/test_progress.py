@@ -207,3 +207,10 @@ def test_events_hold_every_number_of_the_log_by_its_step(monkeypatch, tmp_path):
     ]
     assert closed == [True]
     assert "epoch 3/30" in stream.getvalue()
+
+
+def test_names_in_a_table_cannot_command_the_terminal(capsys):
+    names = ("\x1b]0;taken\x07", "two\nlines", "\u202egpj", "[red]:cat:[/]")
+    progress.print_table(progress.make_table(("name",), [[name] for name in names]))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[3:7] == ["\ufffd]0;taken\ufffd", "two\ufffdlines", "\ufffdgpj", "[red]:cat:[/]"]

@@ -33,6 +33,7 @@ Format = Literal["safetensors", "onnx", "torch-export"]
 FILES: dict[Format, str] = {"safetensors": "model.safetensors", "onnx": "model.onnx", "torch-export": "model.pt2"}
 _ROWS = 256  # that ONNX looks at in one go
 _TIMEOUT = 600.0  # seconds to wait for a process that decodes images
+_LARGEST = 8192  # pixels of the edge of an image that a file may ask for
 _FACTS = "nearsay"  # the name under which an ONNX file knows its classes
 
 _USE: dict[Format, str] = {
@@ -110,7 +111,8 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
 def predict_onnx(path: Path, inputs: Inputs) -> Predicted:
     """What an exported ONNX file, or the folder it is in, says of raw images or features."""
     session = _session(path)
-    size, wants_images = _read_facts(session, path)["image_size"], len(session.get_inputs()[0].shape) == 4
+    facts, wants_images = _read_facts(session, path), len(session.get_inputs()[0].shape) == 4
+    size, num_classes = facts["image_size"], len(facts["label_names"])
     are_images = not isinstance(inputs, Tensor) or inputs.ndim == 4
     if are_images != wants_images:
         kinds = ("features", "images")
@@ -132,6 +134,9 @@ def predict_onnx(path: Path, inputs: Inputs) -> Predicted:
                 logits, features = session.run(["logits", "features"], {"inputs": np.ascontiguousarray(rows.numpy())})
             except Exception as error:  # onnxruntime has a class of error for each cause, and none in common
                 raise ValueError(f"inputs {tuple(rows.shape)} do not fit {path}: {_first_line(error)}") from error
+            if logits.shape != (len(rows), num_classes) or len(features) != len(rows) or not np.isfinite(logits).all():
+                told = f"finite ones of {(len(rows), num_classes)} should be"
+                raise ValueError(f"{path} gives logits {logits.shape} where {told}; export the run again")
             kept = indices >= 0
             pieces.append(Predictions(torch.from_numpy(features)[kept], torch.from_numpy(logits)[kept], indices[kept]))
     return Predicted(Predictions(*(torch.cat(parts) for parts in zip(*pieces, strict=True))), unreadable)
@@ -328,10 +333,11 @@ def _read_facts(session: Any, path: Path) -> Mapping[str, Any]:
     try:
         facts = json.loads(written)
         names, size = facts["label_names"], facts["image_size"]
-        is_whole = all(isinstance(name, str) for name in names) and len(names) == session.get_outputs()[0].shape[1]
+        is_whole = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        is_whole &= session.get_outputs()[0].shape[1:] == [len(names)]
     except (ValueError, KeyError, TypeError, RecursionError):
         is_whole, size = False, 0
-    if not is_whole or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if not is_whole or isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _LARGEST:
         raise ValueError(f"{path} does not say what its classes are; export the run again")
     return dict(facts)
 

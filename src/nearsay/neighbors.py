@@ -14,8 +14,10 @@ from nearsay.core import PADDING
 CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # enough to be fast; from there on memory is linear in the number of keys
 CHUNK_NUMBERS = 2**26  # and at most 256 MB of float32 similarities at a time
 APPROXIMATE_FROM = 200_000  # rows on a CPU: from there on an index is faster than looking at everybody
-_PROBED = 16  # cells of the index that a query looks into
-_SAMPLED = 1000  # queries that are asked exactly as well, to see what the index misses
+_SAMPLED = 1000  # rows that are compared with all others as well, to see what the index misses
+_PROBED, _ENOUGH = (8, 16, 32), 0.95  # cells that a query looks into: the fewest that hold that share of its neighbors
+_ROUNDS = 10  # of learning the cells
+_HELD = 2**25  # numbers held at a time
 
 
 _precision_lock = Lock()
@@ -91,42 +93,80 @@ class Found(NamedTuple):
     recall: float | None  # of an approximate search, measured on a sample; None for an exact one
 
 
-def nearest_others(directions: Tensor, k: int, *, approximate: bool | None = None) -> Found:
-    """The k nearest others of every row of (N, D), all of length 1.
+def nearest_others(features: Tensor, k: int, *, approximate: bool | None = None) -> Found:
+    """The k nearest others of every row of (N, D), whatever their lengths.
 
     `approximate=None` searches exactly, except from 200 000 rows on a CPU on, where it asks an index of faiss.
     """
     if approximate is None:
-        approximate = directions.device.type == "cpu" and len(directions) >= APPROXIMATE_FROM
-    if not approximate:
-        return Found(nearest(directions, directions, k, None), None)
-    neighbors = _ask_index(directions, k)
-    sample = torch.linspace(0, len(directions) - 1, min(_SAMPLED, len(directions))).long().to(directions.device)
-    names = torch.arange(len(directions), device=directions.device)
-    exact = nearest(directions[sample], directions, k, Identity(sample, names))
-    is_there = exact.similarities > 0
-    is_found = (exact.positions[:, :, None] == neighbors.positions[sample][:, None, :]).any(dim=2)
-    return Found(neighbors, (is_found & is_there).sum().item() / max(1, int(is_there.sum())))
+        approximate = features.device.type == "cpu" and len(features) >= APPROXIMATE_FROM
+    if approximate:
+        return _ask_index(features, min(k, len(features)))
+    units = torch.empty_like(features, dtype=torch.promote_types(features.dtype, torch.float32))
+    for rows in _blocks(features):
+        units[rows] = normalize(features[rows].to(units.dtype))[0]
+    return Found(nearest(units, units, k, None), None)
 
 
-def _ask_index(directions: Tensor, k: int) -> Neighbors:
+def _ask_index(features: Tensor, k: int) -> Found:
     """What an inverted file of half precision finds; a place where nobody was found has similarity 0."""
-    faiss, rows = _faiss(), np.ascontiguousarray(directions.detach().cpu().float().numpy())
-    num_rows, width = rows.shape
-    num_cells = max(1, min(round(2 * num_rows**0.5), num_rows // 40))  # faiss wants 39 rows for each to learn from
+    index = _make_index(features)
+    recall = _look_far_enough(index, features, k)
+    similarities, positions = torch.empty(len(features), k), torch.empty(len(features), k, dtype=torch.int64)
+    for rows in _blocks(features):
+        values, keys = (torch.from_numpy(each) for each in index.search(_units(features[rows]), k + 1))
+        own = torch.arange(rows.start, rows.stop)[:, None]
+        values = values.masked_fill((keys < 0) | (keys == own) | (values <= 0), 0).clamp(max=1)  # half precision
+        best = values.topk(k, dim=1)
+        similarities[rows], positions[rows] = best.values, keys.clamp(min=0).gather(1, best.indices)
+    return Found(Neighbors(similarities.to(features.device), positions.to(features.device)), recall)
+
+
+def _make_index(features: Tensor) -> Any:  # of a module without types
+    """About 4√N cells of rows in half precision, a part of the rows at a time."""
+    num_rows, width = features.shape
+    num_cells = max(1, min(round(4 * num_rows**0.5), num_rows // 40))  # faiss wants 39 rows for each to learn from
+    faiss = _faiss()
     faiss.omp_set_num_threads(torch.get_num_threads())
     index = faiss.index_factory(width, f"IVF{num_cells},SQfp16", faiss.METRIC_INNER_PRODUCT)
-    index.train(rows[:: max(1, num_rows // (50 * num_cells))])
-    index.add(rows)
-    index.nprobe = _PROBED
-    k = min(k, num_rows)  # as the exact search does
-    found, positions = index.search(rows, k + 1)
-    similarities, positions = torch.from_numpy(found), torch.from_numpy(positions)
-    is_nobody = (positions < 0) | (positions == torch.arange(num_rows)[:, None]) | (similarities <= 0)
-    similarities = similarities.masked_fill(is_nobody, 0).clamp(max=1)  # half precision may pass 1
-    best = similarities.topk(k, dim=1)
-    chosen = positions.clamp(min=0).gather(1, best.indices)
-    return Neighbors(best.values.to(directions.device), chosen.to(directions.device))
+    index.by_residual = False  # half precision is enough, and a query needs not be shifted for every cell
+    index.cp.niter = _ROUNDS
+    index.train(_units(features[:: max(1, num_rows // (40 * num_cells))]))
+    for rows in _blocks(features):
+        index.add(_units(features[rows]))
+    return index
+
+
+def _look_far_enough(index: Any, features: Tensor, k: int) -> float:
+    """Let a query look into as many cells as hold nearly all true neighbors of some rows; the share that is found."""
+    sample = torch.linspace(0, len(features) - 1, min(_SAMPLED, len(features))).long()
+    queries = torch.from_numpy(_units(features[sample]))
+    best = Neighbors(torch.empty(len(sample), 0), torch.empty(len(sample), 0, dtype=torch.int64))
+    for rows in _blocks(features):
+        keys = torch.from_numpy(_units(features[rows]))
+        some = nearest(queries, keys, k, Identity(sample, torch.arange(rows.start, rows.stop)))
+        chosen = torch.cat([best.similarities, some.similarities], dim=1).topk(k, dim=1)
+        positions = torch.cat([best.positions, some.positions + rows.start], dim=1)
+        best = Neighbors(chosen.values, positions.gather(1, chosen.indices))
+    is_there = best.similarities > 0
+    for index.nprobe in _PROBED:
+        found = torch.from_numpy(index.search(queries.numpy(), k + 1)[1])
+        is_found = (best.positions[:, :, None] == found[:, None, :]).any(dim=2) & is_there
+        recall = is_found.sum().item() / max(1, int(is_there.sum()))
+        if recall >= _ENOUGH:
+            break
+    return recall
+
+
+def _units(features: Tensor) -> Any:  # an array
+    """(n, D) float32 of length 1, as faiss takes them."""
+    return np.ascontiguousarray(normalize(features.detach().cpu().float())[0].numpy())
+
+
+def _blocks(features: Tensor) -> list[slice]:
+    """So many rows at a time that as many numbers are held as may be."""
+    num, rows = len(features), max(1, _HELD // features.shape[1])
+    return [slice(start, min(start + rows, num)) for start in range(0, num, rows)]
 
 
 def _faiss() -> Any:  # a module without types

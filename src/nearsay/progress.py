@@ -1,6 +1,7 @@
 """What a training shows while it runs: bars on a terminal, a line per epoch elsewhere, or nothing; then a summary."""
 
 import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.text import Text
 from nearsay.display import Progress
 
 _FACTS = ("epoch", "step", "rate")  # of a line of the log; the rest are terms of the loss, accuracies and the like
+_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # make text read as what it is not
 AnyDisplay = Union["Quiet", "Lines", "Bars", "Events"]
 
 
@@ -24,7 +26,7 @@ def make_display(*, quiet: bool = False, stream: TextIO | None = None) -> AnyDis
     stream = sys.stderr if stream is None else stream
     if quiet:
         return Quiet()
-    console = Console(file=stream, highlight=False, markup=False)
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
     return Bars(console) if stream.isatty() and not console.is_dumb_terminal else Lines(stream)
 
 
@@ -193,14 +195,14 @@ def make_table(headers: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Ta
     for number, header in enumerate(headers):
         table.add_column(header, justify="right" if number and any(headers) else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_harmless, row))
     return table
 
 
 def print_table(table: Table) -> None:
     """The table on stdout: plain where that is no terminal, and then never cut at its edge."""
     width = None if sys.stdout.isatty() else 500
-    Console(file=sys.stdout, width=width, highlight=False, markup=False).print(table)
+    Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False).print(table)
 
 
 def summarize(result: Mapping[str, Any]) -> Table:
@@ -218,6 +220,12 @@ def summarize(result: Mapping[str, Any]) -> Table:
         if any(value is not None for value in values):
             table.add_row(name, *map(percent, values))
     return table
+
+
+def _harmless(text: str) -> str:
+    """Text of other people without what would command the terminal, begin a line or turn the direction of reading."""
+    is_odd = (unicodedata.category(letter) in ("Cc", "Cs") or letter in _TURNING for letter in text)
+    return "".join("\ufffd" if odd else letter for odd, letter in zip(is_odd, text, strict=True))
 
 
 def percent(share: float | None) -> str:

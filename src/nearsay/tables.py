@@ -145,6 +145,24 @@ def write(path: str | Path, columns: Mapping[str, Sequence[Cell]], *, for_spread
                 file.write(_delimited(cells, _DELIMITERS[kind], for_spreadsheet).encode())
 
 
+def as_claim(cell: str | None) -> bool:
+    """A cell that says true or false, however a spreadsheet has spelled it; ValueError if it says neither."""
+    said = (cell or "").lower()
+    if said not in ("true", "false"):
+        raise ValueError(f"{(cell or '')[:40]!r} is neither true nor false")
+    return said == "true"
+
+
+def as_share(cell: str | None) -> float | None:
+    """A cell with a number from 0 to 1, None where it is empty; ValueError for anything else, such as nan."""
+    if cell is None:
+        return None
+    value = float(cell)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{cell[:40]!r} is no number from 0 to 1")
+    return value
+
+
 def _kind(name: str | Path) -> tuple[Path, str]:
     path = Path(name).expanduser()
     if path.suffix.lower() not in ENDINGS:

@@ -205,3 +205,11 @@ def test_a_library_that_does_not_fit_its_torch_is_said_too(monkeypatch):
     monkeypatch.setattr("nearsay.adapters.libraries.import_module", misfit)
     with pytest.raises(ImportError, match=r"timm cannot be imported \(operator torchvision::nms does not exist\); let"):
         import_library("timm", "vision")
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32])
+def test_class_numbers_may_be_of_any_whole_kind(kind):
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    wanted = criterion(network(inputs), labels)
+    assert_close(criterion(network(inputs), labels.to(kind)), wanted)

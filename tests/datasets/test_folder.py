@@ -155,6 +155,16 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path):
     assert "is no folder" in refused(Folder(path=str(tmp_path / "file")))
 
 
+def test_the_folder_above_the_one_that_holds_the_classes_is_refused_with_the_right_one(tmp_path):
+    make(tmp_path, "photos/cat/a.jpg", "photos/dog/b.jpg")
+    told = refused(Folder(path=tmp_path))
+    assert "would be the only class, though it holds 2 folders of images" in told
+    assert told.endswith(f"give path={tmp_path / 'photos'}")
+    assert listing(Folder(path=tmp_path / "photos"))[1] == ("cat", "dog")
+    make(tmp_path, "photos/c.jpg")  # so a class with folders of its own
+    assert listing(Folder(path=tmp_path))[1] == ("photos",)
+
+
 def test_links_out_of_the_root_are_refused(tmp_path):
     make(tmp_path, "elsewhere/x.jpg", "elsewhere/deep/y.jpg", "root/cat/a.jpg", "root2/x.jpg")
     folder = Folder(path=tmp_path / "root")

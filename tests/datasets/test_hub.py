@@ -206,6 +206,11 @@ def test_numbers_below_zero_and_missing_labels_mean_unlabeled(library, tmp_path)
     assert hub.open("train").labels.given.tolist() == [1, -1, -1, 0]
 
 
+def test_numbers_below_zero_mean_unlabeled_where_classes_have_no_names_too(library, tmp_path):
+    split = plain(library, tmp_path / "saved", {"label": [7, -1, -100, 3]}).open("train")
+    assert (split.labels.classes, split.labels.given.tolist()) == (("3", "7"), [1, -1, -1, 0])
+
+
 def test_a_true_label_may_stand_in_a_column_of_classes(library, tmp_path):
     kinds = {"label": library.ClassLabel(names=["a", "b"]), "truth": library.ClassLabel(names=["a", "b"])}
     plain(library, tmp_path / "saved", {"label": [0, 1, 1], "truth": [0, 0, -1]}, kinds)
@@ -213,6 +218,12 @@ def test_a_true_label_may_stand_in_a_column_of_classes(library, tmp_path):
     assert (split.labels.given.tolist(), split.labels.clean.tolist()) == ([0, 1, 1], [0, 0, -1])
     assert "'label' and 'truth' could both be the label" in refused(Hub(path=tmp_path / "saved"))
     assert Hub(path=tmp_path / "saved", label="truth").open("train").labels.given.tolist() == [0, 0, -1]
+
+
+def test_a_true_label_beyond_the_last_class_is_none_of_them(library, tmp_path):
+    table = library.Dataset.from_dict({"truth": [0, 9, 1]})
+    table.info.features["truth"] = library.ClassLabel(names=["a", "b"])
+    assert hub_module._values(library, table, "truth") == ["a", None, "b"]
 
 
 # Splits
@@ -306,6 +317,39 @@ def test_a_description_may_name_local_files_and_other_places(library, tmp_path):
 def test_images_that_are_elsewhere_are_not_fetched(library, tmp_path):
     (tmp_path / "rows.csv").write_text("image,label\nhttps://example.org/a.png,cat\n")
     assert "'https://example.org/a.png' in column 'image' is elsewhere" in refused(Hub(path=tmp_path / "rows.csv"))
+
+
+@pytest.mark.parametrize("address", ["{}/secret.png", "../secret.png", "inner/../../secret.png"])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_data_does_not_choose_among_files_outside_of_its_folder(library, tmp_path, address, is_mixed):
+    (tmp_path / "secret.png").write_bytes(picture(0))
+    (tmp_path / "data").mkdir()
+    first = {"bytes": picture(1), "path": None} if is_mixed else {"bytes": None, "path": address.format(tmp_path)}
+    cells = [first, {"bytes": None, "path": address.format(tmp_path)}]
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"image": cells, "label": ["a", "b"]}), tmp_path / "data" / "rows.parquet")
+    told = refused(Hub(path=tmp_path / "data" / "rows.parquet"))
+    assert told.endswith(f"is outside of {str(tmp_path / 'data')!r}; copy it there")
+
+
+@pytest.mark.parametrize("way", ["data", "link", "link/../data", "data/a/.."])
+def test_a_folder_may_be_named_in_any_way(library, tmp_path, way):
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "0.png").write_bytes(picture(0))
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    split = Hub(path=f"{tmp_path}/{way}").open("train")
+    assert split.inputs.names == ("a/0.png", "b/0.png")
+    assert contents(split) == [picture(0)] * 2
+
+
+def test_data_of_the_hub_is_read_from_the_cache_alone(library, tmp_path, cache, monkeypatch):
+    rows = {"image": [str(cache / "x" / "0.png"), str(cache / "1.png")], "label": ["a", "b"]}
+    monkeypatch.setattr(library, "load_dataset", lambda *_, **__: {"train": made})
+    made = library.Dataset.from_dict(rows).cast_column("image", library.Image())
+    assert Hub(name="user/photos").open("train").inputs.names == ("x/0.png", "1.png")
+    made = library.Dataset.from_dict({**rows, "image": ["0.png", "/1.png"]}).cast_column("image", library.Image())
+    assert "the image '/1.png' in column 'image' is outside of" in refused(Hub(name="user/photos"))
 
 
 def test_without_a_network_the_cure_is_told(library, monkeypatch):

@@ -52,6 +52,7 @@ def make_findings(classes, *, inputs=None, knows_truth=True, words=(), **changes
         "most_confused": [pair._asdict() for pair in found.confused()],
         "review_for_recall": {f"{recall:g}": found.review_for(recall) for recall in (0.8, 0.9, 0.95)},
         "detection": {"score": {"auroc": 0.987}} if knows_truth else None,
+        "doubt": changes.get("doubt"),
     }
     return Findings(
         name=changes.get("name", "a run"),

@@ -84,6 +84,12 @@ def test_the_summary_tells_how_many_are_wrong_what_is_confused_and_what_to_do(qu
     )
     assert "nearsay review 'my run'" in words
     assert "--set relabeled='my run'/cleaned.npz" in words
+    assert "Beware" not in words
+
+
+def test_an_audit_that_doubts_itself_says_so_at_the_top(quick):
+    words = read(make_findings(["cat", "dog", "emu"], doubt="so <b>many</b> are wrong")).words("In short")
+    assert "Beware: so <b>many</b> are wrong." in words
 
 
 def test_without_the_truth_suspicious_labels_are_told_apart_instead(quick):
@@ -169,6 +175,22 @@ def test_tiny_images_keep_every_pixel_and_large_ones_are_made_small(tmp_path):
     assert address.startswith("data:image/jpeg;base64,")
     assert pixels(address).shape == (3, SIDE // 2, SIDE)
     assert Album(Files(tmp_path, ("a.png", "gone.png"))).address(1) is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "has_pictures"),
+    [
+        (torch.full((2, 1, 8, 8), 7, dtype=torch.uint8), True),
+        (torch.full((2, 3, 8, 8), 7, dtype=torch.uint8), True),
+        (torch.full((2, 5, 8, 8), 7, dtype=torch.uint8), False),
+        (torch.rand(2, 3, 8, 8), False),
+    ],
+)
+def test_tensors_that_are_no_pictures_have_none(inputs, has_pictures):
+    album = Album(inputs)
+    assert album.has_pictures == has_pictures
+    assert (album.address(0) is not None) == has_pictures
+    assert len(album.sheets([0, 1]).addresses) == has_pictures
 
 
 def test_a_tile_of_a_sheet_is_where_it_is_said_to_be():

@@ -259,3 +259,43 @@ def test_data_that_is_gone_or_changed_is_said_and_the_rest_goes_on(photos, tmp_p
     (images / "cat" / "1.png").write_bytes(content)
     assert open_source(photos, 7).note == ""
     assert "had 8" in open_source(photos, 8).note
+
+
+def test_claims_of_the_audit_count_however_a_spreadsheet_spells_them(run):
+    labels = read_labels(run)
+    write_audit(run, labels, is_label_issue=["TRUE" if index < 3 else "FALSE" for index in range(len(labels.given))])
+    assert open_desk(run).state()["is_issue"] == [True] * 3 + [False] * (len(labels.given) - 3)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "complaint"),
+    [
+        ("label_score", "nan", "'nan' is no number from 0 to 1"),
+        ("predicted_probability", "inf", "'inf' is no number from 0 to 1"),
+        ("is_label_issue", "maybe", "'maybe' is neither true nor false"),
+    ],
+)
+def test_an_audit_with_cells_that_no_page_can_show_is_refused(run, column, cell, complaint):
+    labels = read_labels(run)
+    other = {"is_label_issue": "false"}.get(column, "0.5")
+    write_audit(run, labels, **{column: [cell, *[other] * (len(labels.given) - 1)]})
+    with pytest.raises(RunError, match=complaint):
+        open_desk(run)
+
+
+@pytest.mark.parametrize("cell", ['[[1, "0", NaN]]', '[[1, "0", 1e999]]', '[[1e999, "0", 0.5]]', '[[-1, "0", 0.5]]'])
+def test_neighbors_that_are_no_numbers_are_not_shown(run, cell):
+    labels = read_labels(run)
+    write_audit(run, labels, neighbors=[cell] * len(labels.given))
+    assert open_desk(run).example(0)["neighbors"] == []
+
+
+def test_undo_after_skipping_what_was_decided_takes_back_the_decision_before_that(run):
+    desk = open_desk(run)
+    decided(desk, 0, "drop")
+    decided(desk, 1, "keep")
+    decided(desk, 0, "skip")
+    assert desk.state()["session"] == [0, 1]
+    decided(desk, 1, "undo")
+    assert [(each["index"], each["decision"]) for each in desk.state()["standings"]] == [(0, "drop"), (1, "")]
+    assert [decision for _, _, decision in rows(run)] == ["drop", "keep", "undo"]

@@ -350,6 +350,13 @@ def test_the_page_fits_the_window_and_can_be_used_without_a_mouse(page, visit, s
     assert page.desk.changes(0)["version"] == 0
 
 
+def test_the_name_of_a_neighbor_is_not_cut_by_its_similarity(page, visit):
+    window = visit(page.address, size={"width": 1280, "height": 840})
+    window.wait_for_selector("#neighbors .similarity")
+    renamed = "all => all.map(name => { name.textContent = 'eleven'; return name.scrollWidth <= name.clientWidth; })"
+    assert set(window.locator("#neighbors .name").evaluate_all(renamed)) == {True}
+
+
 def test_a_label_among_many_is_found_by_typing(features, visit):
     names = [f"breed {number}" for number in range(40)] + ["Großer Schweizer"]
     folder = features(names, num_issues=41)

@@ -104,7 +104,7 @@ def test_each_start_has_a_token_of_its_own(run):
     ("words", "code", "told"),
     [
         (["review"], 2, "missing argument 'RUN'"),
-        (["review", "EMPTY"], 65, "labels"),
+        (["review", "EMPTY"], 2, "holds no run"),
         (["review", "RUN", "--port", "70000"], 2, "'--port'"),
         (["review", "RUN", "--limit", "0"], 2, "'--limit'"),
         (["review", "BARE"], 65, "audit.csv is missing; audit the run first, with nearsay audit"),

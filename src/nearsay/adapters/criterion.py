@@ -49,7 +49,7 @@ class NCRCriterion(nn.Module):
 
         `indices` (B,) say who a row is, −1 for padding; without them every row is somebody else.
         """
-        targets = labels if labels.is_floating_point() else one_hot(labels.clamp(min=-1), logits.shape[1])
+        targets = labels if labels.is_floating_point() else one_hot(labels.long().clamp(min=-1), logits.shape[1])
         indices, is_known = _indices(logits, indices), indices is not None
         if not torch.is_grad_enabled():
             outputs, batch = Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=indices)

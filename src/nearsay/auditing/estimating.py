@@ -67,7 +67,7 @@ def wilson(share: float, num: int) -> tuple[float, float]:
     square = _NORMAL**2
     center = (share + square / (2 * num)) / (1 + square / num)
     half = _NORMAL * math.sqrt(share * (1 - share) / num + square / (4 * num**2)) / (1 + square / num)
-    return max(0.0, center - half), min(1.0, center + half)
+    return max(0.0, center - half) if share > 0 else 0.0, min(1.0, center + half) if share < 1 else 1.0
 
 
 def pooled(estimate: float, others: list[float], num: int) -> NoiseRate:

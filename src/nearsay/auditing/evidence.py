@@ -10,6 +10,7 @@ from nearsay.neighbors import nearest_others, normalize
 DUPLICATE = 0.2  # as far apart as that share of the distance to the k-th neighbor, at most: the same picture
 _IDENTICAL = 1e-6  # apart: the same row, whatever the others are
 _CHUNK = 2**24  # numbers held at a time
+_NEAR = 0.98  # cosine from which on the distance is taken from the difference
 _NOBODY = 2**0.5  # how far away somebody is of whom nothing is known but that he is not near
 
 
@@ -26,16 +27,15 @@ class Evidence(NamedTuple):
 
 def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evidence:
     """Search the (N, D) features, on the device where they are; the evidence is on the CPU."""
-    directions, lengths = _directions(features)
-    (similarities, positions), recall = nearest_others(directions, k, approximate=approximate)
-    distances = _distances(directions, positions)
+    (similarities, positions), recall = nearest_others(features, k, approximate=approximate)
+    similarities, distances = _refined(features, similarities, positions)
     similarities, positions, distances = (each.cpu() for each in (similarities, positions, distances))
     order = positions.argsort(dim=1)  # of equals the first comes first
     order = order.gather(1, similarities.gather(1, order).argsort(dim=1, descending=True, stable=True))
     similarities, positions, distances = (each.gather(1, order) for each in (similarities, positions, distances))
     distances = distances.where(similarities > 0, _NOBODY)
     groups = duplicate_groups(positions, similarities, distances)
-    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall, lengths)
+    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall, _lengths(features))
 
 
 def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor) -> Tensor:
@@ -105,25 +105,23 @@ def _own_share(evidence: Evidence) -> Tensor:
     return share
 
 
-def _directions(features: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, D) features of length 1 in at least single precision, and their (N,) lengths on the CPU; a part at a time."""
+def _lengths(features: Tensor) -> Tensor:
+    """(N,) float32 on the CPU, 0 for a row of zeros; a part at a time."""
     dtype = torch.promote_types(features.dtype, torch.float32)
-    found = torch.empty(features.shape, dtype=dtype, device=features.device)
-    lengths = []
-    for some, place in zip(
-        *(torch.split(rows, max(1, _CHUNK // features.shape[1])) for rows in (features, found)), strict=True
-    ):
-        units, length = normalize(some.to(dtype))
-        place.copy_(units)
-        lengths.append(length[:, 0].where(length[:, 0].isfinite(), 0.0).float().cpu())
-    return found, torch.cat(lengths)
+    found = [normalize(some.to(dtype))[1][:, 0] for some in torch.split(features, max(1, _CHUNK // features.shape[1]))]
+    return torch.cat([length.where(length.isfinite(), 0.0).float().cpu() for length in found])
 
 
-def _distances(directions: Tensor, positions: Tensor) -> Tensor:
-    """(N, K) by differences: of two that are nearly the same, the cosine knows only that it is nearly 1."""
-    found = directions.new_empty(positions.shape)
-    rows = max(1, _CHUNK // (positions.shape[1] * directions.shape[1]))
-    for start in range(0, len(positions), rows):
-        chosen = slice(start, start + rows)
-        found[chosen] = torch.linalg.vector_norm(directions[chosen, None] - directions[positions[chosen]], dim=2)
-    return found
+def _refined(features: Tensor, similarities: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, K) similarities and distances; of two that are nearly the same, the cosine knows only that it is nearly 1."""
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    similarities = similarities.to(dtype)
+    distances = (2 - 2 * similarities).clamp(min=0).sqrt()
+    rows, places = (similarities >= _NEAR).nonzero().unbind(dim=1)
+    some = max(1, _CHUNK // features.shape[1])
+    for row, place in zip(*(torch.split(each, some) for each in (rows, places)), strict=True):
+        one, other = (normalize(features[each].to(dtype))[0] for each in (row, positions[row, place]))
+        apart = torch.linalg.vector_norm(one - other, dim=1)
+        distances[row, place] = apart
+        similarities[row, place] = 1 - apart.square() / 2
+    return similarities, distances

@@ -1,5 +1,6 @@
 """A user's own arrays, read and checked once before anything is computed from them."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -128,7 +129,7 @@ def _dynamics(values: Mapping[str, Any]) -> Dynamics:
 
 
 def _floating(name: str, values: Any, width: str) -> Tensor:
-    rows = values.detach() if isinstance(values, Tensor) else torch.as_tensor(_numbers(name, values))
+    rows = values.detach() if isinstance(values, Tensor) else _shared(_numbers(name, values))
     if rows.ndim != 2 or not rows.is_floating_point() or 0 in rows.shape:
         raise ValueError(
             f"{name} of shape {tuple(rows.shape)} and {rows.dtype} must be a floating-point matrix (N, {width}) with "
@@ -141,7 +142,14 @@ def _numbers(name: str, values: Any) -> Any:  # an array that torch can take
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{name} of {array.dtype} must be floating-point numbers")
-    return np.array(array)  # torch warns of arrays that may not be written to
+    return np.ascontiguousarray(array)  # a copy only where torch could not take it as it is
+
+
+def _shared(array: Any) -> Tensor:
+    """The array as a tensor without copying it, which may be gigabytes on disk; nobody here writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _array(values: Any) -> Any:  # an array of whatever the user has

@@ -11,7 +11,9 @@ How likely a label is wrong follows from its score: the share of views that disa
 with the score and bent so that its mean is the estimated noise rate. Where the mean margins over training fall into
 two heaps, that rate is the mean of two sizes of the lower one: below the best cut, which misses the wrong labels that
 were learned, and as a bell curve beside another, which takes hard examples for wrong ones, but at least the former.
-Otherwise it is the share that the views together reject, which is too low if they were learned from the labels.
+Otherwise it is the share that the views together reject, which is too low if they were learned from the labels. These
+may as well be hard examples that are labeled right, so that the interval then begins at none; without dynamics it does
+so where the scores do not fall into two heaps.
 """
 
 import math
@@ -30,6 +32,7 @@ from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
 from nearsay.propagation import propagate_labels
 
+_HELD = 2**22  # numbers that are judged at a time
 _LEAST = 0.01  # what a view says at least of any class, as none of them is that sure
 
 
@@ -75,7 +78,7 @@ def audit(
     pictures = _pictures(images, len(inputs.labels))
     evidence = None if inputs.features is None else gather_evidence(inputs.features, k, approximate)
     if evidence is not None and pictures is not None:
-        pairs = same_pictures(pictures, approximate=approximate)
+        pairs = same_pictures(pictures)
         evidence = evidence._replace(groups=connected(len(inputs.labels), *pairs.T))
     in_training = None if inputs.dynamics is None else _in_training(inputs)
     everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool), k, first=True)
@@ -157,16 +160,19 @@ def _noise_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
         return NoiseRate(math.nan, 0.0, 1.0)
     rejected = low = (scores < 0.5)[is_labeled].double().mean().item()
     if beliefs.views:
-        mean = torch.stack(list(beliefs.views.values())).mean(dim=0)  # (N, C)
-        is_rejected = (mean.argmax(dim=1) != inputs.labels) & (mean.sum(dim=1) > 0)
+        total = sum(beliefs.views.values(), start=torch.zeros(()))  # (N, C)
+        is_rejected = (total.argmax(dim=1) != inputs.labels) & (total.sum(dim=1) > 0)
         rejected = is_rejected[is_labeled].double().mean().item()
     threshold = None if inputs.dynamics is None else _training_cut(inputs.dynamics, inputs.labels)
-    if inputs.dynamics is None:
-        return estimating.pooled(rejected, [low], num)
-    if threshold is None:  # wrong labels may have been learned, and the upper limit must hold them
+    if inputs.dynamics is None or threshold is None:
         halves = estimating.cut(scores)
-        below = (scores <= halves.threshold).sum().item() / num if halves.explained >= estimating.IS_SPLIT else low
-        return estimating.pooled(rejected, [low, below], num)
+        is_split = halves.explained >= estimating.IS_SPLIT
+        others = [low]
+        if inputs.dynamics is not None and is_split:  # wrong labels may have been learned in training
+            others.append((scores <= halves.threshold).sum().item() / num)
+        if inputs.dynamics is not None or not is_split:  # nothing tells wrong labels from hard examples labeled right
+            others.append(0.0)
+        return estimating.pooled(rejected, others, num)
     seen = inputs.dynamics.margin.where(is_labeled, torch.nan)
     below = (seen <= threshold).sum().item() / max(1, int((~seen.isnan()).sum()))
     lower = estimating.mixture_share(seen)
@@ -199,19 +205,27 @@ def _product(views: Iterable[Tensor]) -> Tensor:
 
 def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
     """The likeliest class of each example: its label as far as that is right, else what the views say together."""
-    labels, is_labeled = inputs.labels, inputs.labels >= 0
+    labels = inputs.labels
     if not beliefs.views:  # it is known who is wrong, but not what is right
-        is_kept = is_labeled & (doubts <= 0.5)
+        is_kept = (labels >= 0) & (doubts <= 0.5)
         sure = (1 - doubts).where(is_kept, torch.nan)
         return Suggested(labels.where(is_kept, -1), sure.float())
-    belief = _product(beliefs.views.values())
+    found = []
+    for rows in torch.split(torch.arange(len(labels)), max(1, _HELD // len(inputs.classes))):
+        views = [view[rows] for view in beliefs.views.values()]
+        found.append(_likeliest(views, labels[rows], doubts[rows]))
+    return Suggested(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _likeliest(views: list[Tensor], labels: Tensor, doubts: Tensor) -> Suggested:
+    belief = _product(views)
     own = labels.clamp(min=0)[:, None]
     others = belief.scatter(1, own, 0.0)
     others = others / others.sum(dim=1, keepdim=True).clamp(min=1e-30)
     judged = (others * doubts[:, None]).scatter(1, own, (1 - doubts)[:, None])
     free = belief / belief.sum(dim=1, keepdim=True)
-    sure, best = judged.where(is_labeled[:, None], free).max(dim=1)
-    is_silent = torch.stack([view.sum(dim=1) == 0 for view in beliefs.views.values()]).all(dim=0)
+    sure, best = judged.where((labels >= 0)[:, None], free).max(dim=1)
+    is_silent = torch.stack([view.sum(dim=1) == 0 for view in views]).all(dim=0)
     best = best.where(~(is_silent & (best != labels)), -1)
     return Suggested(best, sure.where(best >= 0, torch.nan).float())
 

@@ -1,7 +1,8 @@
 """What the pictures themselves show: who is the same picture twice, and who looks like no other.
 
 A network's features of two versions of a picture may differ as much as those of two strangers, as it was taught to see
-classes and no pictures. Here candidates are those whose tiny color versions are most alike; two of them are the same
+classes and no pictures. Here candidates are those whose tiny color versions are most alike, as a whole or with a margin
+cut off one of them; only pictures of which the same few are most typical are compared. Two candidates are the same
 picture if the fine structure of one, cut by up to an eighth in any place, correlates with that of the other.
 
 Foreign pictures (drawings among photographs, noise, another camera) differ in plain statistics: how bright and colorful
@@ -16,14 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nearsay.neighbors import nearest_others
-
 SIDE = 32  # pixels of a thumbnail, at most
 LEAST_SIDE = 16  # smaller pictures of different things are too much alike
 _COARSE = 16  # pixels at which most candidates are refused
-_COLORS = 6  # pixels of the color version; so coarse that a cut of an eighth hardly shows
+_COLORS = 12  # pixels of the color version that is kept
+_FIELDS = 8  # pixels at which color versions are compared
+_MARGIN = 3  # thirty-seconds of the side that are cut off a color version: half a cut too much or too little is left
 _CANDIDATES = 8
-_ALIKE = 0.75  # correlation of color versions, at least
+_ALIKE = 0.92  # correlation of color versions, at least
+_ASKED = 8  # cells, each around a picture, in which candidates are looked for
+_QUERIES = 2**15  # color versions compared at a time
 _COARSE_MATCH, _MATCH = 0.9, 0.92  # correlations of the fine structure, at least
 _CUTS = ((0, 2, 4), (0, 1, 2, 3, 4))  # thirty-seconds of the side that may be missing: coarse, fine
 _CONTRAST = 1.0  # gray levels of fine structure, below which there is nothing to see
@@ -38,7 +41,7 @@ class Thumbnails(NamedTuple):
     """What is kept of N pictures to tell whether two are the same; about a kilobyte of each."""
 
     gray: Tensor  # (N, S, S) uint8
-    colors: Tensor  # (N, 108) float32, less their mean and of length 1; zeros for a picture of one color
+    colors: Tensor  # (N, 3, 12, 12) uint8
     statistics: Tensor  # (N, 18) float32: brightness, color, and how much detail there is of each size
 
 
@@ -53,10 +56,7 @@ def shrink(images: Tensor) -> Thumbnails:
         luma = (pixels * pixels.new_tensor(_LUMA)[:, None, None]).sum(dim=1, keepdim=True)
         statistics.append(_statistics(_resized(pixels, SIDE)).cpu())
         grays.append(_resized(luma, side)[:, 0].round().to(torch.uint8).cpu())
-        tiny = _resized(pixels, _COLORS).flatten(1)
-        tiny = tiny - tiny.mean(dim=1, keepdim=True)
-        length = torch.linalg.vector_norm(tiny, dim=1, keepdim=True)
-        colors.append((tiny / length).where(length > 1e-2, 0.0).cpu())
+        colors.append(_resized(pixels, _COLORS).round().to(torch.uint8).cpu())
     return Thumbnails(torch.cat(grays), torch.cat(colors), torch.cat(statistics))
 
 
@@ -72,12 +72,12 @@ def shrink_each(images: Iterable[Any]) -> Thumbnails:
     return Thumbnails(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def same_pictures(thumbnails: Thumbnails, *, approximate: bool | None = None) -> Tensor:
+def same_pictures(thumbnails: Thumbnails) -> Tensor:
     """(P, 2) positions of pictures that are the same, each pair once; none for pictures below 16 pixels."""
     gray = thumbnails.gray
     if len(gray) < 2 or gray.shape[1] < LEAST_SIDE:
         return torch.empty(0, 2, dtype=torch.int64)
-    pairs = _candidates(thumbnails, approximate)
+    pairs = _candidates(thumbnails)
     is_equal = torch.cat([(gray[a] == gray[b]).flatten(1).all(dim=1) for a, b in _chunks(pairs, gray[0].numel())])
     equal, pairs = pairs[is_equal], pairs[~is_equal]
     for side, cuts, least in ((_COARSE, _CUTS[0], _COARSE_MATCH), (gray.shape[1], _CUTS[1], _MATCH)):
@@ -101,18 +101,76 @@ def usualness(thumbnails: Thumbnails) -> Tensor:
     return ratios.clamp(max=1).float()
 
 
-def _candidates(thumbnails: Thumbnails, approximate: bool | None) -> Tensor:
+def _candidates(thumbnails: Thumbnails) -> Tensor:
     """(P, 2) the smaller position first."""
-    similarities, positions = nearest_others(thumbnails.colors, _CANDIDATES, approximate=approximate).neighbors
-    rows, places = (similarities >= _ALIKE).nonzero().unbind(dim=1)
-    pairs = torch.stack([rows, positions[rows, places]], dim=1).sort(dim=1).values
-    unique: Tensor = torch.unique(torch.cat([pairs, _flat_pairs(thumbnails)]), dim=0)
+    whole = _color_versions(thumbnails.colors, 0, 0, 0)  # (N, 192)
+    num = len(whole)
+    centers = whole[torch.linspace(0, num - 1, max(1, min(round(2 * num**0.5), num // 64))).long()]
+    homes = torch.cat([(some @ centers.T).argmax(dim=1) for some in torch.split(whole, _QUERIES)])
+    members = torch.split(homes.argsort(stable=True), torch.bincount(homes, minlength=len(centers)).tolist())
+    half, full = _MARGIN / 2, _MARGIN
+    found = []
+    for cut, top, left in (
+        (0, 0, 0),
+        *[(full, *at) for at in ((0, 0), (0, full), (full, 0), (full, full), (half, half))],
+    ):
+        for start in range(0, num, _QUERIES):
+            queries = _color_versions(thumbnails.colors[start : start + _QUERIES], cut, top, left)
+            found += [_alike(queries, start, whole, centers, members)]
+    triples = torch.cat(found)  # row, column, similarity
+    unique: Tensor = torch.unique(torch.cat([_best_of_each(triples), _flat_pairs(thumbnails)]), dim=0)
     return unique
+
+
+def _alike(queries: Tensor, start: int, whole: Tensor, centers: Tensor, members: tuple[Tensor, ...]) -> Tensor:
+    """(n, 3) float64: picture, another that is alike, and how much; of the queries, which are from `start` on."""
+    asked = (queries @ centers.T).topk(min(_ASKED, len(centers)), dim=1, sorted=False).indices
+    by_cell = asked.flatten().argsort(stable=True) // asked.shape[1]
+    askers = torch.split(by_cell, torch.bincount(asked.flatten(), minlength=len(centers)).tolist())
+    found = [torch.empty(0, 3, dtype=torch.float64)]
+    for rows, keys in zip(askers, members, strict=True):
+        if not len(rows) or not len(keys):
+            continue
+        similarities = queries[rows] @ whole[keys].T
+        kept = (similarities.amax(dim=1) >= _ALIKE).nonzero()[:, 0]
+        best = similarities[kept].topk(min(_CANDIDATES + 1, len(keys)), dim=1)  # one may be itself
+        others, own = keys[best.indices], start + rows[kept]
+        row, place = ((best.values >= _ALIKE) & (others != own[:, None])).nonzero().unbind(dim=1)
+        found.append(torch.stack([own[row].double(), others[row, place].double(), best.values[row, place].double()], 1))
+    return torch.cat(found)
+
+
+def _best_of_each(triples: Tensor) -> Tensor:
+    """(P, 2) the candidates most alike of each picture, as many as are looked at; the smaller position first."""
+    triples = triples[triples[:, 2].argsort(descending=True, stable=True)]
+    triples = triples[triples[:, 0].argsort(stable=True)]  # by picture, the most alike first
+    _, sizes = torch.unique_consecutive(triples[:, 0], return_counts=True)
+    place = torch.arange(len(triples)) - (sizes.cumsum(dim=0) - sizes).repeat_interleave(sizes)
+    is_kept = place < 2 * _CANDIDATES  # the same one may be found whole and cut
+    return triples[is_kept, :2].long().sort(dim=1).values
+
+
+def _color_versions(colors: Tensor, cut: float, top: float, left: float) -> Tensor:
+    """(N, 192) float32 of length 1 and without their mean: without a margin of `cut`; zeros for one color."""
+    rows, columns = (_fields(start, SIDE - cut) for start in (top, left))
+    found = (rows @ colors.float() @ columns.T).flatten(1)
+    found = found - found.mean(dim=1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(found, dim=1, keepdim=True)
+    return (found / length).where(length > 1e-1, 0.0)
+
+
+def _fields(start: float, size: float) -> Tensor:
+    """(8, 12) what takes `size` thirty-seconds of a row of pixels, from `start` on, to the means of eight fields."""
+    edges = (start + size * torch.arange(_FIELDS + 1) / _FIELDS) * _COLORS / SIDE
+    at = torch.arange(_COLORS)
+    shares = torch.minimum(edges[1:, None], at + 1) - torch.maximum(edges[:-1, None], at)
+    return shares.clamp(min=0) * (_FIELDS * SIDE / (_COLORS * size))
 
 
 def _flat_pairs(thumbnails: Thumbnails) -> Tensor:
     """(P, 2) each picture of one color with the one before of the same gray."""
-    flat = (~thumbnails.colors.any(dim=1)).nonzero()[:, 0]
+    tiny = thumbnails.colors.flatten(2)
+    flat = (tiny.amax(dim=2) == tiny.amin(dim=2)).all(dim=1).nonzero()[:, 0]
     level = thumbnails.gray[flat, 0, 0]
     flat = flat[level.argsort(stable=True)]
     return torch.stack([flat[:-1], flat[1:]], dim=1).sort(dim=1).values

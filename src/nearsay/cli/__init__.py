@@ -5,6 +5,7 @@ stdout, progress and complaints to stderr.
 """
 
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -99,7 +100,9 @@ def train(
         print_json({"run": str(folder), **result})
     else:
         print_table(summarize(result))
-        print(f"The run is in {folder}; nearsay evaluate {folder} tells more.")
+        name = shlex.quote(str(folder))
+        print(f"The run is in {folder}.")
+        print(f"Next: nearsay evaluate {name} tells more, nearsay audit {name} which labels to distrust.")
 
 
 def _print_plan(call: Call, *, as_json: bool) -> None:

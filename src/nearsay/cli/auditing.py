@@ -1,5 +1,6 @@
 """Verbs about labels to distrust: audit and clean."""
 
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -53,25 +54,28 @@ def audit(
     found = audit_run(run, k=k, device=device, parquet=parquet, spreadsheet=spreadsheet, report=report)
     if found.remark:
         print(f"note: no report: {found.remark}", file=sys.stderr)
+    if found.absence:
+        told = "so names, pictures and near-duplicates are left out, and the rest is from what training has kept"
+        print(f"note: the data is not as it was ({found.absence}), {told}.", file=sys.stderr)
     handed = _hand_over(run, found, tools or [])
     if as_json:
         print_json(found.summary)
         return
-    rate = found.audit.noise_rate
-    columns = found.audit.to_columns(found.indices.tolist())
-    order = found.audit.order()[:show].tolist()
-    shown = ("index", "given_label", "predicted_label", "label_score")
-    rows = [[_told(columns[name][row]) for name in shown] for row in order]
-    if rows:
-        print_table(make_table([name.replace("_", " ") for name in shown], rows))
-    num_issues = int(found.audit.is_issue.sum())
+    _print_suspects(found, show)
+    rate, summary = found.audit.noise_rate, found.summary
     span = f"{percent(rate.estimate)} (95 % interval {percent(rate.low)} to {percent(rate.high)})"
-    print(f"{num_issues:,} of {len(found.indices):,} labels seem wrong; about {span} of all are.")
-    print(f"The whole list is in {found.files[0]}; nearsay clean {run} makes labels of it that can be trained on.")
+    print(f"{summary['num_issues']:,} of {summary['num_labeled']:,} labels seem wrong; about {span} of all are.")
+    if summary["num_unreadable"]:
+        print(f"Files that could not be read, so that their labels were not judged: {summary['num_unreadable']:,}.")
+    if summary["doubt"]:
+        print(f"note: {summary['doubt']}.", file=sys.stderr)
+    print(f"The whole list is in {found.files[0]}.")
     if found.page is not None:
         print(f"To look at it, open {found.page} in a browser.")
     for line in handed:
         print(line)
+    name = shlex.quote(str(run))
+    print(f"Next: nearsay review {name} to decide by hand, nearsay clean {name} for labels to train on.")
 
 
 def clean(
@@ -100,7 +104,10 @@ def clean(
     for name, value in (("--relabel-above", relabel_above), ("--drop-below", drop_below)):
         if not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
-    from nearsay.commands.clean import clean_run  # noqa: PLC0415  # brings torch
+    from nearsay.commands.audit import read_doubt  # noqa: PLC0415  # brings torch
+    from nearsay.commands.clean import clean_run  # noqa: PLC0415
+    from nearsay.commands.naming import command_again  # noqa: PLC0415
+    from nearsay.trained import read_origin  # noqa: PLC0415
 
     if corrections is not None and corrections.suffix.lower() == ".json":
         from nearsay.commands.handing import read_label_studio  # noqa: PLC0415  # brings torch
@@ -114,7 +121,10 @@ def clean(
     print(
         f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
     )
-    print(f"Train on them with --set relabeled={run / 'cleaned.npz'}")
+    if doubt := read_doubt(run):
+        print(f"note: {doubt}; --relabel-above 1 takes only suggestions that are certain.", file=sys.stderr)
+    again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
+    print(f"Train on them: {again}")
 
 
 def _hand_over(run: Path, found: "Audited", tools: list[Tool]) -> list[str]:
@@ -128,6 +138,18 @@ def _hand_over(run: Path, found: "Audited", tools: list[Tool]) -> list[str]:
     if done.root is not None and Tool.LABEL_STUDIO in tools:
         told.append(f"Label Studio shows the images if LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {done.root}")
     return told
+
+
+def _print_suspects(found: "Audited", num: int) -> None:
+    """The most suspicious labels, by the names of their files where they have some."""
+    columns = found.audit.to_columns(found.indices.tolist())
+    who = "index"
+    if found.paths is not None:
+        who, columns = "path", {**columns, "path": list(found.paths)}
+    shown = (who, "given_label", "predicted_label", "label_score")
+    rows = [[_told(columns[name][row]) for name in shown] for row in found.audit.order()[:num].tolist()]
+    if rows:
+        print_table(make_table([name.replace("_", " ") for name in shown], rows))
 
 
 def _told(cell: object) -> str:

@@ -11,7 +11,14 @@ from nearsay.config import recipe_names
 
 
 def _folder(help: str) -> Any:  # what typer takes for the description of an argument
-    return typer.Argument(help=help, metavar="RUN", exists=True, file_okay=False, show_default=False)
+    return typer.Argument(help=help, metavar="RUN", exists=True, file_okay=False, show_default=False, callback=_run)
+
+
+def _run(folder: Path) -> Path:
+    """The folder, if something of a run is in it."""
+    if not any((folder / name).exists() for name in ("experiment.json", "labels.npz")):
+        raise typer.BadParameter(f"{str(folder)!r} holds no run; give the folder that nearsay train has named")
+    return folder
 
 
 def check_device(device: str | None) -> str | None:

@@ -19,11 +19,13 @@ from nearsay.commands.corrections import read_corrections
 from nearsay.core import Files, Labels, Predictions
 from nearsay.datasets.images import ImageError, decode
 from nearsay.experiment import Experiment
+from nearsay.progress import percent
 from nearsay.run import BAD_DATA, RunError, open_run, write_whole
 from nearsay.tables import Cell
 from nearsay.trained import read_labels, read_origin
 
 RECALLS = (0.8, 0.9, 0.95)  # of the wrong labels, for which the summary says how many to review
+DOUBTFUL = 0.4  # estimated share of wrong labels above which the network is to be doubted as well
 PAGE = "report.html"
 _UNREADABLE = "unreadable"
 _HELD_OUT = "held out"
@@ -38,6 +40,8 @@ class Audited(NamedTuple):
     files: tuple[Path, ...]
     page: Path | None = None  # report.html
     remark: str = ""  # why there is no page, though one was wanted
+    paths: tuple[str, ...] | None = None  # of the same examples, where they are files
+    absence: str = ""  # why what the network saw could not be looked at
 
 
 def audit_run(
@@ -60,7 +64,7 @@ def audit_run(
     predictions = _read_predictions(folder, len(labels.classes))
     shown = metrics.aligned(labels, predictions)
     place = config.override(experiment, f"machine.device={device}").machine.find_device()
-    inputs = _open_inputs(experiment, "train", len(labels.given))
+    inputs, absence = _open_inputs(experiment, "train", len(labels.given))
     found = audit(
         shown.given,
         probabilities=predictions.logits.double().softmax(dim=1),
@@ -73,6 +77,7 @@ def audit_run(
     files = inputs if isinstance(inputs, Files) else None
     columns = _columns(found, predictions.indices, labels, files, folder)
     summary = _summary(found, shown, k, columns["status"])
+    summary["doubt"] = _doubt(found, predictions, columns["status"])
     contents = {"audit.csv": table_bytes(columns, ".csv")}
     if parquet:
         contents["audit.parquet"] = table_bytes(columns, ".parquet")
@@ -84,12 +89,14 @@ def audit_run(
         for name, content in contents.items():
             write_whole(run.path / name, content)
     page = folder / PAGE if PAGE in contents else None
-    return Audited(found, predictions.indices, summary, tuple(folder / name for name in contents), page, remark)
+    paths = None if files is None else tuple(files.names[index] for index in predictions.indices.tolist())
+    written = tuple(folder / name for name in contents)
+    return Audited(found, predictions.indices, summary, written, page, remark, paths, absence)
 
 
 def file_names(experiment: Experiment, split: str, num: int | None = None) -> Files | None:
     """The files of a split, None where its examples are no files or cannot be found any more."""
-    inputs = _open_inputs(experiment, split, num)
+    inputs, _ = _open_inputs(experiment, split, num)
     return inputs if isinstance(inputs, Files) else None
 
 
@@ -111,13 +118,15 @@ def read_experiment(folder: Path) -> Experiment:
     return config.from_origin(origin).experiment
 
 
-def _open_inputs(experiment: Experiment, split: str, num: int | None) -> Tensor | Files | None:
-    """What the network saw of a split, None where that cannot be found any more, or is not of `num` examples."""
+def _open_inputs(experiment: Experiment, split: str, num: int | None) -> tuple[Tensor | Files | None, str]:
+    """What the network saw of a split; None, and why, where that cannot be found or is not of `num` examples."""
     try:
         inputs = experiment.data.open(split).inputs
-    except (OSError, ValueError, ImportError):
-        return None
-    return inputs if num in (None, len(inputs)) else None
+    except (OSError, ValueError, ImportError) as error:
+        return None, str(error).splitlines()[0] if str(error) else type(error).__name__
+    if num not in (None, len(inputs)):
+        return None, f"the run has learned {num:,} examples, and now there are {len(inputs):,}"
+    return inputs, ""
 
 
 def _pictures(inputs: Tensor | Files | None, indices: Tensor) -> Tensor | Thumbnails | None:
@@ -210,6 +219,29 @@ def _summary(found: Audit, shown: Labels, k: int, statuses: Sequence[Cell]) -> d
         "neighbor_recall": found.neighbor_recall,
         "detection": _detection(found, shown),
     }
+
+
+def read_doubt(folder: Path) -> str | None:
+    """Why the audit of a run is itself to be doubted, as `audit.json` has it; None where nothing says so."""
+    try:
+        told = json.loads((folder / "audit.json").read_text()).get("doubt")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return told if isinstance(told, str) else None
+
+
+def _doubt(found: Audit, predictions: Predictions, statuses: Sequence[Cell]) -> str | None:
+    """What to beware of where so many labels seem wrong that it may rather be the network; None where they are few."""
+    if not found.noise_rate.estimate > DOUBTFUL:
+        return None
+    is_held = torch.tensor([statuses[index] == _HELD_OUT for index in predictions.indices.tolist()], dtype=torch.bool)
+    is_held &= found.given >= 0
+    agreed = (predictions.logits.argmax(dim=1) == found.given)[is_held]
+    unseen = f" (it agrees with {percent(agreed.double().mean().item())} of the held-out labels)" if len(agreed) else ""
+    return (
+        f"that so many seem wrong may mean that the network has learned too little{unseen}; trust the order of the "
+        "list more than its numbers, decide by hand, and train longer or from pretrained weights"
+    )
 
 
 def _detection(found: Audit, shown: Labels) -> dict[str, Any] | None:

@@ -69,6 +69,8 @@ def clean_run(
     with open_run(folder) as run:
         for name, content in contents.items():
             write_whole(run.path / name, content)
+        if manifest is None:
+            (run.path / "cleaned.csv").unlink(missing_ok=True)  # of an earlier cleaning, when the files were there
     chosen = [is_listed.nonzero()[:, 0] for is_listed in lists.values()]
     return Cleaned(given, chosen[0], chosen[1], chosen[2], tuple(folder / name for name in contents))
 
@@ -87,18 +89,28 @@ def _read_audit(path: Path, labels: Labels) -> _Rows:
     if not path.is_file():
         raise RunError(f"{path} is missing; audit the run first, with nearsay audit {path.parent}", BAD_DATA)
     cells = tables.read(path).columns
-    names = ("path", "given_label", "predicted_label", "predicted_probability", "label_score", "is_label_issue")
+    names = (
+        "index",
+        "path",
+        "given_label",
+        "predicted_label",
+        "predicted_probability",
+        "label_score",
+        "is_label_issue",
+    )
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(labels.classes)}
     try:
-        paths, given, suggested, probabilities, scores, issues = (cells[name] for name in names)
+        indices, paths, given, suggested, probabilities, scores, issues = (cells[name] for name in names)
+        if indices != [str(index) for index in range(len(labels.given))]:  # sorted by hand, it would speak of others
+            raise ValueError(f"it has not one row for each of the {len(labels.given)} examples, in their order")
         if [numbers.get(name, -1) for name in given] != labels.given.tolist():
             raise ValueError("it is of other labels")
         return _Rows(
             paths,
             torch.tensor([numbers.get(name, -1) for name in suggested]),
-            torch.tensor([float(cell or 0) for cell in probabilities], dtype=torch.float64),
-            torch.tensor([1.0 if cell is None else float(cell) for cell in scores], dtype=torch.float64),
-            torch.tensor([cell == "true" for cell in issues]),
+            torch.tensor([tables.as_share(cell) or 0.0 for cell in probabilities], dtype=torch.float64),
+            torch.tensor([1.0 if cell is None else tables.as_share(cell) for cell in scores], dtype=torch.float64),
+            torch.tensor([tables.as_claim(cell) for cell in issues]),
         )
     except (KeyError, ValueError) as error:
         raise RunError(f"{path} does not fit the run ({error}); audit it again", BAD_DATA) from error

@@ -1,9 +1,12 @@
 """What was decided by hand about the labels of a run, as `corrections.csv` has it."""
 
+import re
 from pathlib import Path
 
 from nearsay import tables
 from nearsay.core import Labels
+
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 def read_corrections(folder: Path, path: Path | None, labels: Labels) -> dict[int, int]:
@@ -13,7 +16,7 @@ def read_corrections(folder: Path, path: Path | None, labels: Labels) -> dict[in
     """
     if path is None:
         path = folder / "corrections.csv"
-        if not path.is_file():
+        if not path.is_file() or not path.stat().st_size:  # empty if a review was killed before its first decision
             return {}
     table = tables.read(path, columns=("index", "label", "decision"))
     problems = tables.Problems(table.path)
@@ -26,8 +29,9 @@ def read_corrections(folder: Path, path: Path | None, labels: Labels) -> dict[in
     decisions = table.columns.get("decision", [None] * len(table.lines))
     rows = zip(table.lines, table.columns["index"], table.columns["label"], decisions, strict=True)
     for line, index, label, decision in rows:
-        if index is None or not (index.isascii() and index.isdigit()) or int(index) >= len(labels.given):
-            problems.add(line, f"index {index!r} is none of the {len(labels.given)} examples")
+        if index is None or not _NUMBER.fullmatch(index) or int(index) >= len(labels.given):
+            told = None if index is None else index[:40]
+            problems.add(line, f"index {told!r} is none of the {len(labels.given)} examples")
         elif label not in numbers:
             problems.add(line, f"label {label!r} is no class of the run; leave it empty to drop the label")
         elif decision == "skip":

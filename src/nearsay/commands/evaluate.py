@@ -43,6 +43,7 @@ def evaluate(
     logits = predictions.logits
     report: dict[str, Any] = {
         "split": split,
+        "data": None if data is None else str(data),
         "num_examples": int((truth >= 0).sum()),
         "accuracy": metrics.accuracy(logits, truth),
         "balanced_accuracy": metrics.class_accuracy(logits, truth).mean,
@@ -63,7 +64,8 @@ def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[st
     if report["detection"] is not None:
         rows.append(["wrong labels of train found, AUROC", percent(report["detection"]["auroc"])])
         rows.append(["the same, average precision", percent(report["detection"]["average_precision"])])
-    return ["", f"{report['split']} ({report['num_examples']:,} examples)"], rows
+    where = report["split"] if report["data"] is None else report["data"]
+    return ["", f"{where} ({report['num_examples']:,} examples)"], rows
 
 
 def _default_split(folder: Path) -> str:

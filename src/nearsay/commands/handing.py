@@ -252,12 +252,18 @@ def _answers(task: Any, told: str, labels: Labels) -> Iterator[tuple[int, str]]:
     if "annotations" not in task:  # JSON-MIN
         choices = [task["label"]] if isinstance(task.get("label"), str) else []
     else:
-        given = [each for each in task["annotations"] or () if isinstance(each, dict) and not each.get("was_cancelled")]
+        given = [each for each in _objects(task["annotations"]) if not each.get("was_cancelled")]
         given.sort(key=lambda each: str(each.get("updated_at") or ""))
-        results = [each for answer in given for each in answer.get("result") or () if isinstance(each, dict)]
+        results = [each for answer in given for each in _objects(answer.get("result"))]
         values = [each.get("value") for each in results if each.get("type") == "choices"]
-        choices = [name for value in values if isinstance(value, dict) for name in value.get("choices") or ()]
+        named = [value.get("choices") for value in values if isinstance(value, dict)]
+        choices = [name for names in named if isinstance(names, list) for name in names]
     yield from ((index, str(choice)) for choice in choices)
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none of anything else."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _shown(name: str) -> str:

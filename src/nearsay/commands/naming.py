@@ -1,5 +1,6 @@
-"""Where runs go if nobody says where: a readable name that is the same for the same command."""
+"""How runs are called: where they go if nobody says where, and the command that makes one again."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,15 @@ from nearsay.config.text import split_pairs
 def default_folder(origin: Mapping[str, Any]) -> Path:
     """Where a run goes, such as runs/cifar10-method=ncr-noise=0.4."""
     return Path("runs", run_name(origin))
+
+
+def command_again(origin: Mapping[str, Any], *, relabeled: Path, out: Path) -> str:
+    """The command line that trains a run again on other labels."""
+    kept = [each for each in origin["overrides"] if not each.startswith("relabeled=")]
+    words = ["nearsay", "train", origin["recipe"], *(f"{key}={value}" for key, value in origin["arguments"].items())]
+    for change in (*kept, f"relabeled={relabeled}"):
+        words += ["--set", change]
+    return shlex.join([*words, "--out", str(out)])
 
 
 def default_sweep_folder(recipe: str, arguments: Sequence[str], overrides: Sequence[str]) -> Path:

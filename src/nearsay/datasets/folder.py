@@ -180,6 +180,12 @@ def _images(reader: _Reader, folder: str, classes: tuple[str, ...]) -> tuple[lis
             raise ValueError(f"{where!r} is a class without images; fill it or remove it\n{_layout(reader)}")
         names += below
         counts.append(len(below))
+    if len(classes) == 1 and len(inner := {name.split("/")[-2] for name in names}) > 1 and classes[0] not in inner:
+        where = str(reader.root / folder / classes[0])
+        raise ValueError(
+            f"{where!r} would be the only class, though it holds {len(inner)} folders of images; if these are the "
+            f"classes, give path={where}"
+        )
     if not names:
         where = str(reader.root / folder)
         raise ValueError(f"{where!r} holds no folder of a class with images\n{_layout(reader)}")

@@ -42,7 +42,7 @@ class Hub:
     Either `path`, a folder or file of your own, which never touches the network: what `save_to_disk` wrote, or Parquet,
     CSV, JSON or Arrow files, or images in folders. Or `name`, a data set of the hub, downloaded if it is not there yet.
     The columns are found by their types if they are not named; `clean` is a column of true labels, if there is one. A
-    label that is missing, empty or, as a number of a class, −1 means unlabeled; a validation or test split without any
+    label that is missing, empty or a number below zero means unlabeled; a validation or test split without any
     label is left out. The splits are called train, validation (or valid, val, dev) and test, or as you say.
     """
 
@@ -169,16 +169,17 @@ class Hub:
         if not len(table):
             raise ValueError(f"split={split!r} of {self._told()} has no rows")
         pictures = table.select_columns([image]).cast_column(image, library.Image(decode=False))
-        base = Path(self.path or "").expanduser().absolute()
-        base = base.parent if base.is_file() else base
-        paths = _paths(pictures, image, base)
+        base = os.path.abspath(Path(self.path or "").expanduser())
+        base = os.path.dirname(base) if os.path.isfile(base) else base
+        roots = [base, os.path.realpath(base)] if self.name is None else _caches(library)  # the library follows links
+        paths = _paths(pictures, image, roots)
         if paths is not None:
-            inside = os.path.join(base, "")
-            is_inside = self.name is None and all(path.startswith(inside) for path in paths)
-            root = str(base) if is_inside else os.path.commonpath([os.path.dirname(path) for path in paths])
+            inside = [root for root in roots[:2] if all(path.startswith(os.path.join(root, "")) for path in paths)]
+            is_own = self.name is None and inside
+            root = inside[0] if is_own else os.path.commonpath([os.path.dirname(path) for path in paths])
             return Files(Path(root), tuple(Path(os.path.relpath(path, root)).as_posix() for path in paths))
         root = os.path.join(library.config.HF_DATASETS_CACHE, "nearsay", _key(table, image, split))
-        return Files(Path(root), _unpacked(Path(root), pictures, image, split))
+        return Files(Path(root), _unpacked(Path(root), pictures, image, split, roots))
 
 
 def _import_datasets() -> Any:  # a module
@@ -282,15 +283,12 @@ def _values(library: Any, table: Any, name: str) -> list[str | int | None]:
     """Cells that name classes: text or whole numbers, None where there is nothing."""
     kind = table.features[name]
     if isinstance(kind, library.ClassLabel):
-        return [kind.names[value] if value is not None and value >= 0 else None for value in _column(table, name)]
-    if str(getattr(kind, "dtype", "")).removeprefix("u").rstrip("0123456789") not in (
-        "string",
-        "large_string",
-        "int",
-        "bool",
-    ):
+        known = range(len(kind.names))  # a number beyond the last class is no class of ours
+        return [kind.names[value] if value in known else None for value in _column(table, name)]
+    if not _CLASS.fullmatch(str(getattr(kind, "dtype", ""))):
         raise ValueError(f"column {name!r} is {kind}; a label must be one class, as text or as a whole number")
-    return [None if value == "" else value for value in _column(table, name)]
+    cells = _column(table, name)
+    return [None if value == "" or (isinstance(value, int) and value < 0) else value for value in cells]
 
 
 def _sorted(values: set[str | int]) -> tuple[str, ...]:
@@ -313,16 +311,31 @@ def _rows(pictures: Any, column: str) -> Iterator[tuple[bytes | None, str | None
             yield (None, None) if cell is None else (cell["bytes"], cell["path"])
 
 
-def _paths(pictures: Any, column: str, base: Path) -> list[str] | None:
+def _paths(pictures: Any, column: str, roots: Sequence[str]) -> list[str] | None:
     """Absolute paths where all images are files of their own; None as soon as one is not."""
     paths = []
     for content, path in _rows(pictures, column):
         if content is not None or not path:
             return None
-        if "://" in path:
-            raise ValueError(f"the image {path!r} in column {column!r} is elsewhere; save the data with its images")
-        paths.append(os.path.abspath(base / path))
+        paths.append(_placed(path, column, roots))
     return paths
+
+
+def _placed(path: str, column: str, roots: Sequence[str]) -> str:
+    """An absolute path below one of the roots; data of others is not to choose among all files of this machine."""
+    if "://" in path:
+        raise ValueError(f"the image {path!r} in column {column!r} is elsewhere; save the data with its images")
+    placed = os.path.abspath(os.path.join(roots[0], path))
+    if not any(placed.startswith(os.path.join(root, "")) for root in roots):
+        raise ValueError(f"the image {path!r} in column {column!r} is outside of {roots[0]!r}; copy it there")
+    return placed
+
+
+def _caches(library: Any) -> list[str]:
+    """Where the library keeps what it has downloaded."""
+    hub = import_module("huggingface_hub.constants")
+    places = (library.config.HF_DATASETS_CACHE, library.config.DOWNLOADED_DATASETS_PATH, hub.HF_HUB_CACHE)
+    return [os.path.abspath(place) for place in places]
 
 
 def _key(table: Any, image: str, split: str) -> str:
@@ -334,7 +347,7 @@ def _key(table: Any, image: str, split: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _unpacked(root: Path, pictures: Any, column: str, split: str) -> tuple[str, ...]:
+def _unpacked(root: Path, pictures: Any, column: str, split: str, roots: Sequence[str]) -> tuple[str, ...]:
     """The names of the images below the root, written there unless an earlier call has done it.
 
     Several processes may do this at once, and any may be killed: each file appears whole, and the list of them last.
@@ -349,8 +362,8 @@ def _unpacked(root: Path, pictures: Any, column: str, split: str) -> tuple[str, 
     sizes = {}
     for row, (content, path) in enumerate(_rows(pictures, column)):
         place = f"{split}/{row // _FOLDER:04d}/{row:08d}"
-        if content is None and path and os.path.isabs(path) and os.path.isfile(path):
-            content = Path(path).read_bytes()
+        if content is None and path and os.path.isfile(placed := _placed(path, column, roots)):
+            content = Path(placed).read_bytes()
         if content is None:
             sizes[f"{place}-missing"] = _MISSING  # a file that is not there, and told of as any other such file
             continue

@@ -33,7 +33,9 @@ def recipe(
 
     Command: nearsay train folder path=photos
 
-    Time: unmeasured. Accuracy: unmeasured.
+    Time: without a GPU take size=64 --set backbone.width=16; 1800 images, 30 epochs, then took 4 minutes on one thread
+    of a busy AMD EPYC with 2 cores (torch 2.13.0, commit eeecb78). On a GPU unmeasured.
+    Accuracy: five classes of CIFAR-10, 2000 images, 25 % of the labels wrong, these settings, seed 0: 65.0 % (n = 1).
 
     Args:
         path: the folder of images.

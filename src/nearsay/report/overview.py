@@ -39,6 +39,8 @@ def overview(findings: Findings) -> Section:
     ]
     boxes = joined(Markup("<li><b>{}</b>{} <span>{}</span></li>").format(n, name, text) for name, n, text in tiles)
     parts = [Markup('<ul class="tiles">{}</ul>').format(boxes), _in_words(findings)]
+    if doubt := summary["doubt"]:
+        parts.append(paragraph(strong("Beware: "), f"{doubt}."))
     if findings.problem:
         parts.append(paragraph("Decisions by hand could not be read: ", strong(findings.problem)))
     elif findings.corrections:

@@ -36,8 +36,7 @@ class Album:
     """Pictures by the number of the example; of features, or of files that cannot be read, there are none."""
 
     def __init__(self, inputs: torch.Tensor | Files | None) -> None:
-        is_images = isinstance(inputs, Files) or (inputs is not None and inputs.ndim == 4)
-        self._inputs = inputs if is_images else None
+        self._inputs = inputs if isinstance(inputs, Files) or _are_images(inputs) else None
         self._kept: dict[int, Image.Image | None] = {}
         self._left = _MOST_BYTES
         self.num_left_out = 0  # for want of bytes
@@ -91,11 +90,17 @@ class Album:
             except (ImageError, OSError):
                 return None
         elif self._inputs is not None:
-            image = Image.fromarray(self._inputs[index].permute(1, 2, 0).contiguous().numpy())
+            pixels = self._inputs[index].permute(1, 2, 0).contiguous().numpy()  # (H, W, C)
+            image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
         else:
             return None
         image.thumbnail((SIDE, SIDE), Image.Resampling.BILINEAR)
         return image
+
+
+def _are_images(inputs: torch.Tensor | None) -> bool:
+    """Whether they can be looked at: bytes, gray or in color; what else a network takes is features to a page."""
+    return inputs is not None and inputs.ndim == 4 and inputs.dtype == torch.uint8 and inputs.shape[1] in (1, 3)
 
 
 def _corner(place: int, side: int) -> tuple[int, int]:

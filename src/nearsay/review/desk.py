@@ -162,6 +162,8 @@ class Desk:
             if not isinstance(decision, str) or decision not in chosen:
                 raise Refused(f"decision={str(decision)[:40]!r} must be accept, keep, other, drop, skip or undo")
             label = chosen[decision]
+            if decision == "skip" and stack:
+                return  # what was decided stands, so that there is nothing to write, and nothing to undo
         entry = Entry(index, label, decision)
         self.corrections.append(entry)
         self._fold(entry)

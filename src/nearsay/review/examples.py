@@ -1,6 +1,7 @@
 """What `audit.csv` says of every example, in the order in which to look at them."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,9 @@ class Examples:
         try:
             rows = json.loads(self.neighbors_json[index] or "[]")
             found = [Neighbor(int(near), self.given[int(near)], float(similarity)) for near, _, similarity in rows]
-        except (ValueError, TypeError, IndexError, RecursionError):
+        except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
             return []
-        return [each for each in found if each.index >= 0]
+        return [each for each in found if each.index >= 0 and math.isfinite(each.similarity)]
 
 
 def read_examples(folder: Path, labels: Labels) -> Examples:
@@ -80,9 +81,9 @@ def read_examples(folder: Path, labels: Labels) -> Examples:
             classes=labels.classes,
             given=given,
             suggested=[numbers.get(name, -1) for name in cells["predicted_label"]],
-            probabilities=[None if cell is None else float(cell) for cell in cells["predicted_probability"]],
-            scores=[None if cell is None else float(cell) for cell in cells["label_score"]],
-            is_issue=[cell == "true" for cell in cells["is_label_issue"]],
+            probabilities=[tables.as_share(cell) for cell in cells["predicted_probability"]],
+            scores=[tables.as_share(cell) for cell in cells["label_score"]],
+            is_issue=[tables.as_claim(cell) for cell in cells["is_label_issue"]],
             statuses=[cell or "ok" for cell in cells.get("status", nothing)],
             paths=cells.get("path", nothing),
             details={name: column for name, column in cells.items() if name not in _KNOWN},

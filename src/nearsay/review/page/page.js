@@ -251,7 +251,7 @@ function accepted(asked, standing) {
     const row = queue.byIndex.get(asked.index);
     if (!queue.goTo(asked.index) && row) queue.list.splice(queue.place, 0, row); // it is none of the filter's
   } else {
-    queue.session.push(asked.index);
+    if (asked.decision !== "skip" || standing.decision === "skip") queue.session.push(asked.index);
     if (asked.decision !== "skip") times.push(performance.now());
     const name = asked.decision === "drop" || asked.decision === "skip" ? "" : nameOf(standing.label);
     const told = asked.decision === "skip" ? "skip" : standing.decision;

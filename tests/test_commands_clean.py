@@ -1,0 +1,68 @@
+"""Tables of an audit that somebody has opened, changed and saved, as cleaning reads them."""
+
+import csv
+
+import numpy as np
+import pytest
+from review.conftest import write_run
+
+from nearsay import tables
+from nearsay.commands.clean import clean_run
+from nearsay.run import RunError
+
+
+@pytest.fixture
+def run(tmp_path):
+    """300 examples of three classes, class by class as folders have them; the suspicious ones are of the first."""
+    np.savez(tmp_path / "features.npz", features=np.eye(300, dtype=np.float32), labels=np.arange(300) // 100)
+    path = f"path={tmp_path / 'features.npz'}"
+    return write_run(tmp_path / "run", "embeddings", path, overrides=["held_out=0"], predicted_probability=[0.99] * 300)
+
+
+def edit(run, change):
+    with (run / "audit.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    rows = change([dict(zip(header, row, strict=True)) for row in rows])
+    tables.write(run / "audit.csv", {name: [row[name] for row in rows] for name in header})
+
+
+def test_a_table_that_was_sorted_within_its_classes_is_refused_and_not_taken_for_others(run):
+    edit(run, lambda rows: sorted(rows, key=lambda row: (row["given_label"], -float(row["label_score"]))))
+    with pytest.raises(RunError, match="it has not one row for each of the 300 examples, in their order"):
+        clean_run(run)
+    assert not (run / "cleaned.npz").exists()
+
+
+def test_claims_count_however_a_spreadsheet_spells_them(run):
+    plain = clean_run(run).relabeled.tolist()
+    assert plain == list(range(30))
+    edit(run, lambda rows: [{**row, "is_label_issue": row["is_label_issue"].upper()} for row in rows])
+    assert clean_run(run).relabeled.tolist() == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "complaint"),
+    [
+        ("is_label_issue", "maybe", "'maybe' is neither true nor false"),
+        ("is_label_issue", "", "'' is neither true nor false"),
+        ("label_score", "nan", "'nan' is no number from 0 to 1"),
+        ("label_score", "-0.5", "'-0.5' is no number from 0 to 1"),
+        ("predicted_probability", "inf", "'inf' is no number from 0 to 1"),
+        ("predicted_probability", "0,99", "could not convert string to float: '0,99'"),
+    ],
+)
+def test_cells_that_cannot_be_meant_are_refused(run, name, cell, complaint):
+    edit(run, lambda rows: [{**rows[0], name: cell}, *rows[1:]])
+    with pytest.raises(RunError, match=f"does not fit the run .{complaint}.; audit it again"):
+        clean_run(run)
+
+
+def test_a_review_that_was_killed_before_its_first_decision_has_decided_nothing(run):
+    (run / "corrections.csv").write_bytes(b"")
+    assert clean_run(run).relabeled.tolist() == list(range(30))
+
+
+def test_a_number_too_long_to_be_one_is_refused_as_any_other(run):
+    (run / "corrections.csv").write_text(f"index,label\n{'9' * 5000},\n")
+    with pytest.raises(tables.TableError, match=r"corrections\.csv:2: index '9{40}' is none of the 300 examples"):
+        clean_run(run)
