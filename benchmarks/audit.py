@@ -215,7 +215,7 @@ def find_planted(name: str, planted: Planted) -> dict[str, Any]:
         "found": len(found),
         "others": len(others),
         "others_same_by_rule": num_real,
-        "precision": len(hits) / max(1, len(found)),
+        "precision": (len(hits) + num_real) / max(1, len(found)),
         "cpu_seconds": seconds,
     }
 
