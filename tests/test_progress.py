@@ -86,7 +86,7 @@ def test_bars_show_step_epoch_speed_time_left_terms_and_accuracy(monkeypatch):
     page = io.StringIO()
     Console(file=page, width=120).print(bars)
     first, second = page.getvalue().splitlines()
-    assert first.split()[:2] == ["epoch", "3/30"]
+    assert first.split()[:2] == ["epoch", "3.0/30"]
     assert first.rstrip().endswith("step 30/300 5,200 images/s 3:05 left")
     assert second.rstrip() == "loss 0.9125  ncr 0.25  train 25.0 %  test 81.2 %"  # so far, and when last judged
 

@@ -135,7 +135,7 @@ class Bars:
         for ratio in (None, 1, None, None, None):
             line.add_column(ratio=ratio, no_wrap=True)
         line.add_row(
-            f"epoch {progress.epoch:.4g}/{progress.num_epochs:g}",
+            f"epoch {progress.epoch:.1f}/{progress.num_epochs:g}",
             ProgressBar(total=max(1, progress.num_steps), completed=progress.step),
             f"step {progress.step}/{progress.num_steps}",
             f"{progress.images_per_second:,.0f} images/s",

@@ -5,6 +5,7 @@
 
 import difflib
 import math
+import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,8 @@ def split_pairs(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{quoted(word)} must be key=value, such as seed=1")
+            example = f"path={word}" if word and "\0" not in word and os.path.exists(word) else "seed=1"
+            raise ConfigError(f"{quoted(word)} must be key=value, such as {example}")
         if key in pairs:
             raise ConfigError(f"{key} is given twice, as {quoted(pairs[key])} and {quoted(text)}; give it once")
         if "\0" in word or not _is_encodable(word):
