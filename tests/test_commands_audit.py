@@ -105,6 +105,23 @@ def test_other_formats_are_written_when_asked_for(run):
     assert tables.read(run / "audit.parquet").columns["index"] == tables.read(run / "audit.csv").columns["index"]
 
 
+@pytest.mark.parametrize("change", ["shifted", "twice", "floating", "too few", "beyond"])
+def test_predictions_that_do_not_say_whose_they_are_are_refused(run, change):
+    path = run / "predictions" / "train.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    wrong = {
+        "shifted": tensors["indices"] - 1,
+        "twice": tensors["indices"].index_fill(0, torch.tensor([3]), int(tensors["indices"][4])),
+        "floating": tensors["indices"].double(),
+        "too few": tensors["indices"][:-1],
+        "beyond": tensors["indices"] + 1,
+    }
+    path.write_bytes(safetensors.torch.save({**tensors, "indices": wrong[change].contiguous()}))
+    with pytest.raises(RunError, match="does not say which of the 400 examples its rows are"):
+        audit_run(run, device="cpu", report=False)
+    assert not (run / "audit.csv").exists()
+
+
 def test_examples_that_are_not_in_the_table_of_predictions_are_unreadable(run):
     path = run / "predictions" / "train.safetensors"
     tensors = safetensors.torch.load_file(path)
@@ -193,6 +210,9 @@ def test_paths_are_told_and_formulas_are_quoted_for_spreadsheets_only(photos):
     assert set(cells["given_label"]) == {"=cat", "dog"}
     broken = cells["path"].index("dog/broken.png")
     assert (cells["status"][broken], cells["label_score"][broken]) == ("unreadable", None)
+    assert cells["reason"][broken].startswith("it ")
+    assert str(photos) not in cells["reason"][broken]
+    assert cells["reason"][0] is None
     quoted = tables.read(photos / "run" / "audit-spreadsheet.csv").columns
     assert quoted["path"][0] == "'=cat/1.png"
     assert not [cell for column in quoted.values() for cell in column if cell and cell[0] in "=+-@\t"]

@@ -6,10 +6,11 @@ import torch
 
 from nearsay.auditing import audit
 from nearsay.core import Files, Labels
+from nearsay.datasets import images
 from nearsay.datasets.images import ImageError
 from nearsay.metrics import confidence
 from nearsay.noise import describe
-from nearsay.report import audited, suspects
+from nearsay.report import audited
 from nearsay.report.comparison import Comparison
 from nearsay.report.findings import Findings
 from nearsay.report.folders import FinishedRun, plain
@@ -125,7 +126,7 @@ def render_with(texts, root, monkeypatch):
     def fail(path):
         raise ImageError(f"{paths[path]} went wrong")
 
-    monkeypatch.setattr(suspects, "decode", fail)
+    monkeypatch.setattr(images, "decode", fail)
     corrections = {SIZE * number + SIZE - 1: number for number in range(len(texts))}
     findings = make_findings(
         texts,

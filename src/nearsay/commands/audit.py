@@ -17,7 +17,7 @@ from nearsay.auditing import Audit, audit
 from nearsay.auditing.pictures import Thumbnails, shrink_each
 from nearsay.commands.corrections import read_corrections
 from nearsay.core import Files, Labels, Predictions
-from nearsay.datasets.images import ImageError, decode
+from nearsay.datasets.images import ImageError, decode, why_unreadable
 from nearsay.experiment import Experiment
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, RunError, open_run, write_whole
@@ -61,7 +61,7 @@ def audit_run(
     """
     labels = read_labels(folder)
     experiment = read_experiment(folder)
-    predictions = _read_predictions(folder, len(labels.classes))
+    predictions = _read_predictions(folder, len(labels.classes), len(labels.given))
     shown = metrics.aligned(labels, predictions)
     place = config.override(experiment, f"machine.device={device}").machine.find_device()
     inputs, absence = _open_inputs(experiment, "train", len(labels.given))
@@ -142,7 +142,7 @@ def _pictures(inputs: Tensor | Files | None, indices: Tensor) -> Tensor | Thumbn
         return None
 
 
-def _read_predictions(folder: Path, num_classes: int) -> Predictions:
+def _read_predictions(folder: Path, num_classes: int, num_examples: int) -> Predictions:
     """What the run has said of its training examples, in their order."""
     path = folder / "predictions" / "train.safetensors"
     try:
@@ -155,6 +155,17 @@ def _read_predictions(folder: Path, num_classes: int) -> Predictions:
     if seen.logits.ndim != 2 or seen.logits.shape[1] != num_classes or not seen.logits.isfinite().all():
         shape = tuple(seen.logits.shape)
         raise RunError(f"{path} has logits {shape} where finite ones of {num_classes} classes should be", BAD_DATA)
+    indices = seen.indices
+    is_whole = indices.dtype == torch.int64 and indices.shape == (len(seen.logits),) == (len(seen.features),)
+    if (
+        not is_whole
+        or len(torch.unique(indices)) < len(indices)
+        or not ((indices >= 0) & (indices < num_examples)).all()
+    ):
+        raise RunError(
+            f"{path} does not say which of the {num_examples} examples its rows are; train again in another folder",
+            BAD_DATA,
+        )
     order = seen.indices.argsort()
     return Predictions(*(part[order] for part in seen))
 
@@ -166,7 +177,7 @@ def _read_dynamics(folder: Path, indices: Tensor, num_examples: int) -> dict[str
         return None
     try:
         tensors = safetensors.torch.load_file(path)
-        if any(len(tensor) != num_examples for tensor in tensors.values()):
+        if any(tensor.shape[:1] != (num_examples,) for tensor in tensors.values()):
             raise ValueError(f"it is not of {num_examples} examples")
         kept = {name: tensors[name][indices] for name in ("confidence", "margin", "count")}
     except (OSError, SafetensorError, KeyError, ValueError) as error:
@@ -182,6 +193,7 @@ def _columns(found: Audit, indices: Tensor, labels: Labels, files: Files | None,
         held_out = set(arrays["validation"].tolist()) if "validation" in arrays.files else set()
     rows = dict(zip(numbers, zip(*kept.values(), strict=True), strict=True))
     columns: dict[str, list[Cell]] = {"index": [], "path": [], **{name: [] for name in kept if name != "index"}}
+    columns["reason"] = []
     for index, given in enumerate(labels.given.tolist()):
         cells: dict[str, Cell] = dict.fromkeys(columns)
         if index in rows:
@@ -191,6 +203,7 @@ def _columns(found: Audit, indices: Tensor, labels: Labels, files: Files | None,
         else:
             name = labels.classes[given] if given >= 0 else None
             cells.update(index=index, given_label=name, is_label_issue=False, status=_UNREADABLE)
+            cells["reason"] = None if files is None else why_unreadable(files, index) or None
         cells["path"] = None if files is None else files.names[index]
         for name, column in columns.items():
             column.append(cells[name])

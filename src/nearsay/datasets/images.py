@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from nearsay.core import Files
+
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """What the name of an image ends with, in lower case."""
 MOST_PIXELS = 64_000_000
@@ -51,6 +53,19 @@ def decode(path: str | Path) -> Image.Image:
     except Exception as error:  # Pillow's decoders raise nearly anything on broken bytes
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ImageError(f"{_quoted(path)} cannot be decoded: {reason}; replace or remove it") from error
+
+
+def why_unreadable(files: Files, index: int) -> str:
+    """Why the file of an example cannot be decoded, without saying where it lies; "" if it can be."""
+    path = files.root / files.names[index]
+    try:
+        decode(path)
+    except (ImageError, OSError, ValueError) as error:
+        reason = str(error)
+        for name in (str(path), files.names[index]):
+            reason = reason.replace(repr(name), "it")
+        return reason
+    return ""
 
 
 def _open(path: str | Path) -> int:

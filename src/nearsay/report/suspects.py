@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from nearsay.core import Files
-from nearsay.datasets.images import ImageError, decode
+from nearsay.datasets.images import why_unreadable
 from nearsay.report.comparison import counted
 from nearsay.report.findings import UNNAMED, Findings, percent_text, picture, score_text
 from nearsay.report.folders import plain
@@ -155,11 +155,4 @@ def _reason(findings: Findings, index: int) -> str:
     """Why a file cannot be read, asked of the file itself."""
     if not isinstance(findings.inputs, Files):
         return "not known any more"
-    try:
-        decode(findings.inputs.root / findings.inputs.names[index])
-    except (ImageError, OSError, ValueError) as error:
-        reason = str(error)
-        for path in (str(findings.inputs.root / findings.inputs.names[index]), findings.inputs.names[index]):
-            reason = reason.replace(repr(path), "it")  # the page does not tell where the data lies
-        return plain(reason)
-    return "can be read now; train again to have it judged"
+    return plain(why_unreadable(findings.inputs, index)) or "can be read now; train again to have it judged"
