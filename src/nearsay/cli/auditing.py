@@ -81,11 +81,13 @@ def audit(
 def clean(
     run: Run,
     relabel_above: Annotated[
-        float, typer.Option("--relabel-above", help="Take a suggestion that is at least as likely as this.")
-    ] = 0.95,
+        float | None,
+        typer.Option("--relabel-above", help="Take a suggestion that is at least as likely as this; by default 0.95."),
+    ] = None,
     drop_below: Annotated[
-        float, typer.Option("--drop-below", help="Take away a suspicious label whose score is below this.")
-    ] = 0.5,
+        float | None,
+        typer.Option("--drop-below", help="Take away a suspicious label whose score is below this; by default 0.5."),
+    ] = None,
     corrections: Annotated[
         Path | None,
         typer.Option(
@@ -99,10 +101,11 @@ def clean(
     """Write the labels of an audited run anew, to train on.
 
     Nothing of yours is changed: the new labels are in cleaned.npz and, for images, in the manifest cleaned.csv, with
-    lists of what was relabeled, dropped or left to be reviewed.
+    lists of what was relabeled, dropped or left to be reviewed. Where the audit doubts itself, only what you decided is
+    changed, unless you give the numbers below.
     """
     for name, value in (("--relabel-above", relabel_above), ("--drop-below", drop_below)):
-        if not 0 <= value <= 1:
+        if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
     from nearsay.commands.audit import read_doubt  # noqa: PLC0415  # brings torch
     from nearsay.commands.clean import clean_run  # noqa: PLC0415
@@ -121,8 +124,9 @@ def clean(
     print(
         f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
     )
-    if doubt := read_doubt(run):
-        print(f"note: {doubt}; --relabel-above 1 takes only suggestions that are certain.", file=sys.stderr)
+    if (doubt := read_doubt(run)) and relabel_above is None and drop_below is None:
+        cure = "so only what you decided was changed; --relabel-above 0.95 --drop-below 0.5 would change the rest too"
+        print(f"note: {doubt}; {cure}.", file=sys.stderr)
     again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
     print(f"Train on them: {again}")
 

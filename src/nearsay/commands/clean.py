@@ -1,6 +1,7 @@
 """The labels of an audited run, written anew by what was found and what was decided by hand."""
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearsay import tables
-from nearsay.commands.audit import file_names, read_experiment, table_bytes
+from nearsay.commands.audit import file_names, read_doubt, read_experiment, table_bytes
 from nearsay.commands.corrections import read_corrections
 from nearsay.core import Labels, check_number
 from nearsay.run import BAD_DATA, RunError, open_run, write_whole
@@ -18,6 +19,7 @@ from nearsay.tables import Cell
 from nearsay.trained import read_labels
 
 SPLITS = ("train", "validation", "test")
+RELABEL_ABOVE, DROP_BELOW = 0.95, 0.5
 
 
 class Cleaned(NamedTuple):
@@ -31,20 +33,32 @@ class Cleaned(NamedTuple):
 
 
 def clean_run(
-    folder: Path, *, relabel_above: float = 0.95, drop_below: float = 0.5, corrections: Path | None = None
+    folder: Path,
+    *,
+    relabel_above: float | None = None,
+    drop_below: float | None = None,
+    corrections: Path | None = None,
 ) -> Cleaned:
     """Write the labels of an audited run anew, for `--set relabeled=FOLDER/cleaned.npz`.
 
-    Of the issues in `audit.csv`, those whose suggestion is at least as likely as `relabel_above` get it; of the others
-    those with a score below `drop_below` lose their label; the rest is left to be reviewed. A table of corrections
+    Of the issues in `audit.csv`, those whose suggestion is at least as likely as `relabel_above` (0.95) get it; of the
+    others those with a score below `drop_below` (0.5) lose their label; the rest is left to be reviewed. Where the
+    audit doubts itself, all of them are, unless these numbers are given: suggestions of a network that has learned too
+    little do more harm than good. A table of corrections
     (`index` and `label`, empty to drop it; the last row of an example counts, and one whose `decision` is skip does
     not) has the last word; by default that is `corrections.csv` in the folder, if there is one.
 
     Writes `cleaned.npz`, the lists `cleaned-relabel.csv`, `cleaned-drop.csv` and `cleaned-review.csv` and, where the
     examples are files, the manifest `cleaned.csv` of all splits; nothing else is changed.
     """
-    check_number("relabel_above", relabel_above, 0, 1)
-    check_number("drop_below", drop_below, 0, 1)
+    for name, limit in (("relabel_above", relabel_above), ("drop_below", drop_below)):
+        if limit is not None:
+            check_number(name, limit, 0, 1)
+    is_doubtful = read_doubt(folder) is not None
+    if relabel_above is None:
+        relabel_above = math.inf if is_doubtful else RELABEL_ABOVE
+    if drop_below is None:
+        drop_below = 0.0 if is_doubtful else DROP_BELOW
     labels = read_labels(folder)
     rows = _read_audit(folder / "audit.csv", labels)
     is_sure = rows.is_issue & (rows.probabilities >= relabel_above) & (rows.suggested >= 0)
