@@ -94,11 +94,11 @@ class Run:
                 draft.mkdir()
                 for name, content in files.items():
                     _write_flushed(draft / name, content)
-                _flush_folder(draft)
+                flush_folder(draft)
                 if final.exists():  # the same step was reached before the crash that brought us back
                     shutil.rmtree(final)
                 draft.rename(final)
-                _flush_folder(folder)
+                flush_folder(folder)
                 read(final)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -156,7 +156,7 @@ def write_whole(path: Path, content: bytes) -> None:
         try:
             _write_flushed(draft, content)
             draft.replace(path)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
         finally:
             draft.unlink(missing_ok=True)
 
@@ -226,8 +226,8 @@ def _write_flushed(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _flush_folder(path: Path) -> None:
-    """A rename is on the disk only when its folder is."""
+def flush_folder(path: Path) -> None:
+    """A new name is on the disk only when its folder is."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

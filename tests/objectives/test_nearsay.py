@@ -188,7 +188,18 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "field", ["k", "start_epoch", "similarity_temperature", "strictness", "momentum", "sharpness", "sure", "strong"]
+    "field",
+    [
+        "k",
+        "start_epoch",
+        "similarity_temperature",
+        "strictness",
+        "momentum",
+        "sharpness",
+        "sure",
+        "strong",
+        "closeness",
+    ],
 )
 def test_settings_that_cannot_be_meant_are_refused(field):
     with pytest.raises(ValueError, match=field):

@@ -3,8 +3,7 @@
 Every example remembers its features, what an averaged network has believed of it, and its present label. The neighbors
 of an example in the whole set vote with their present labels; its own label is learned with a weight that follows how
 near it comes to winning that vote. What is left goes to what the network and the neighbors believe, where they are
-surer than they are on average. So a wrong label is first left out, then outvoted and replaced. No rate of noise is
-given, and no threshold is set.
+sure. So a wrong label is first left out, then outvoted and replaced. No rate of noise is given.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nearsay import tables
 from nearsay.core import Labels
-from nearsay.run import BAD_DATA, IO_FAILED, RunError
+from nearsay.run import BAD_DATA, IO_FAILED, RunError, flush_folder
 
 COUNTING = ("accept", "keep", "other", "drop")
 DECISIONS = (*COUNTING, "skip", "undo")  # no word begins another, so that half a word is never taken for a whole one
@@ -81,7 +81,7 @@ class Corrections:
             finally:
                 os.close(file)
             if not end:
-                _flush_folder(self.path.parent)
+                flush_folder(self.path.parent)
         except OSError as error:
             told = f"cannot write {self.path}: {error.strerror}; what was decided before is kept"
             raise RunError(told, IO_FAILED) from error
@@ -180,12 +180,3 @@ def _stamp(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return 0, 0
     return found.st_ino, found.st_size
-
-
-def _flush_folder(path: Path) -> None:
-    """A new file is on the disk only when its folder is."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
