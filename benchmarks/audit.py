@@ -44,7 +44,7 @@ from nearsay import config, metrics
 from nearsay.auditing.estimating import noise_matrix
 from nearsay.auditing.pictures import same_pictures, shrink
 from nearsay.commands.audit import audit_run
-from nearsay.commands.clean import clean_run
+from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run
 from nearsay.core import Labels
 from nearsay.datasets import Cifar10
 from nearsay.train import train
@@ -135,7 +135,7 @@ def by_cleanlab(given: Tensor, probabilities: Tensor, is_wrong: Tensor, truth: T
 def clean_and_repeat(folder: Path) -> dict[str, Any]:
     """Clean the labels of a run as the audit suggests, train again, and compare accuracies on the test set."""
     audit_run(folder, report=False)
-    cleaned = clean_run(folder)
+    cleaned = clean_run(folder, relabel_above=RELABEL_ABOVE, drop_below=DROP_BELOW)
     call = config.from_origin(read_origin(folder))
     call = config.apply_overrides(call, [f"relabeled={(folder / 'cleaned.npz').resolve()}"])
     again = folder.with_name(f"{folder.name}-cleaned")

@@ -77,10 +77,23 @@ def by_hand(outputs, batch, memory, stage):
         for cosine, other in near:
             vote += math.exp(cosine / 0.1) / total * labels[other]
             belief += math.exp(cosine / 0.1) / total * beliefs[other]
-        belief = ((beliefs[who] + belief) / 2) ** 2
-        belief = belief / belief.sum()
         is_labeled = given[row].sum() > 0
         trust = float(vote[given[row].argmax()] / vote.max()) ** 4 if is_labeled else 0.0
+        made[row] = (trust, (beliefs[who] + belief) / 2, False)
+
+    counts = torch.zeros(C, C, dtype=torch.float64)
+    for row in rows:
+        belief = made[row][1]
+        if belief.max() >= 0.5 and given[row].sum() > 0:
+            counts[belief.argmax(), given[row].argmax()] += 1
+    for each in range(C):
+        if counts[each].sum() > 0:
+            memory["noise"][each] += 0.01 * (counts[each] / counts[each].sum() - memory["noise"][each])
+    for row in rows:
+        trust, belief, _ = made[row]
+        if given[row].sum() > 0:
+            belief = belief * memory["noise"][:, given[row].argmax()].clamp(min=1e-3)
+            belief = belief / belief.sum()
         made[row] = (trust, belief, bool(belief.max() >= 0.5))
     for row in rows:
         trust, belief, is_sure = made[row]
@@ -171,6 +184,39 @@ def test_a_label_that_its_neighbors_do_not_share_has_no_say_and_is_replaced_wher
     assert loss.terms["sure"] == 1
 
 
+@pytest.mark.parametrize(
+    ("right", "wanted"), [(0.5, 0.95), (0.9, 0.95 / (0.95 + 9 * 0.05)), (0.1, 0.95 * 9 / (0.95 * 9 + 0.05))]
+)
+def test_the_more_labels_are_right_the_more_it_takes_to_overrule_one(right, wanted):
+    batch = Batch(
+        inputs=torch.ones(1, 1),
+        targets=torch.tensor([[0.0, 1.0]]),
+        indices=torch.tensor([0]),
+        teacher=Outputs(torch.ones(1, 1), torch.tensor([[0.95, 0.05]]).log()),
+    )
+    objective = Nearsay(k=1, start_epoch=0, sure=0.99)  # so that nothing is counted
+    memory = objective.memory(2, 2, 1)
+    memory["noise"] = torch.tensor([[right, 1 - right], [1 - right, right]])
+    memory["beliefs"][1], memory["features"][1], memory["seen"][1] = torch.tensor([0.95, 0.05]), torch.ones(1), 1
+    weighed = objective._weigh(torch.tensor([[0.95, 0.05]]), batch.targets, memory)
+    assert weighed[0, 0].item() == pytest.approx(wanted)
+    loss = objective(Outputs(torch.ones(1, 1), torch.zeros(1, 2)), batch, torch.tensor(9.0), memory, "neighbors")
+    assert (loss.terms["sure"] == 1) == (wanted >= 0.99)
+
+
+def test_how_classes_are_labeled_is_counted_where_belief_is_sure():
+    objective = Nearsay(k=1, start_epoch=0)
+    memory = objective.memory(4, 2, 1)
+    belief = torch.tensor([[0.95, 0.05], [0.95, 0.05], [0.6, 0.4], [0.05, 0.95]])
+    given = torch.tensor(
+        [[1.0, 0.0], [0.0, 3.0], [0.0, 1.0], [0.0, 0.0]]
+    )  # one of a class that weighs more, one of none
+    before = memory["noise"].clone()
+    objective._weigh(belief, given, memory)
+    torch.testing.assert_close(memory["noise"][0], before[0] + 0.01 * (torch.tensor([0.5, 0.5]) - before[0]))
+    assert torch.equal(memory["noise"][1], before[1])
+
+
 def test_a_belief_that_is_not_sure_replaces_nothing():
     wrong = torch.tensor([3, 8, 20])
     _, given, _ = clusters(wrong)
@@ -195,7 +241,6 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
         "similarity_temperature",
         "strictness",
         "momentum",
-        "sharpness",
         "sure",
         "strong",
         "closeness",

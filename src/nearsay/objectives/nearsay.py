@@ -3,7 +3,9 @@
 Every example remembers its features, what an averaged network has believed of it, and its present label. The neighbors
 of an example in the whole set vote with their present labels; its own label is learned with a weight that follows how
 near it comes to winning that vote. What is left goes to what the network and the neighbors believe, where they are
-sure. So a wrong label is first left out, then outvoted and replaced. No rate of noise is given.
+sure even in the face of the label: how often each class is labeled as what is counted on the way, so that the more
+labels are right, the more it takes to overrule one. So a wrong label is first left out, then outvoted and replaced. No
+rate of noise is given.
 """
 
 from collections.abc import Mapping
@@ -14,13 +16,14 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import PADDING, Batch, Loss, Outputs, check_number, check_outputs, check_whole, first_rows
+from nearsay.core import PADDING, Batch, Loss, Outputs, check_number, check_outputs, check_whole, first_rows, one_hot
 from nearsay.kernels.ncr import autocast_off
 from nearsay.neighbors import Identity, nearest, normalize
 from nearsay.objectives.cross_entropy import cross_entropy, upcast
 
 _SLOWNESS = 0.99  # per step, of averages over the data
 _TINY = 1e-8
+_RARE = 1e-3  # share that every label is taken to have in every class
 
 
 class Testimony(NamedTuple):
@@ -44,8 +47,7 @@ class Nearsay:
     similarity_temperature: float = 0.1  # of the weights exp(cosine / temperature) of the neighbors
     strictness: float = 4.0  # power of the agreement with which a label is weighed
     momentum: float = 0.7  # of an example's belief, from one visit to the next
-    sharpness: float = 2.0  # power of beliefs where they become targets
-    sure: float = 0.95  # probability from which a belief is a target, and votes in place of the label
+    sure: float = 0.9  # probability from which a belief is a target, and votes in place of the label
     strong: float = 1.0  # weight of the second view
     closeness: float = 1.0  # weight of 1 − cosine between the features of the second view and the teacher's
 
@@ -55,7 +57,6 @@ class Nearsay:
         check_number("similarity_temperature", self.similarity_temperature, 0.01, 100)
         check_number("strictness", self.strictness, 0, 100)
         check_number("momentum", self.momentum, 0, 0.999)
-        check_number("sharpness", self.sharpness, 1, 100)
         check_number("sure", self.sure, 0, 1)
         check_number("strong", self.strong, 0, 100)
         check_number("closeness", self.closeness, 0, 100)
@@ -69,6 +70,7 @@ class Nearsay:
             "seen": torch.full((num_examples + 1,), PADDING),
             "center": torch.zeros(num_features),
             "shares": torch.full((2, num_classes), 1 / num_classes),  # of the classes: as labeled, and as learned
+            "noise": 0.5 * torch.eye(num_classes) + 0.5 / num_classes,  # (C, C) how each class is labeled, by columns
         }
 
     def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
@@ -127,12 +129,27 @@ class Nearsay:
         own = (votes * given).sum(dim=1) / weight.clamp(min=_TINY)
         agreement = (own / votes.amax(dim=1).clamp(min=_TINY)).where((weight > 0) & (votes.sum(dim=1) > 0), 0.0)
         trust = (agreement**self.strictness)[:, None]  # (B, 1)
-        belief = (0.5 * (memory["beliefs"][places] + theirs)).clamp(min=_TINY) ** self.sharpness
-        belief = belief / belief.sum(dim=1, keepdim=True)
+        belief = self._weigh(0.5 * (memory["beliefs"][places] + theirs), given, memory)
         is_sure = (belief.amax(dim=1) >= self.sure) & (indices != PADDING)
         self._relabel(indices, torch.where(is_sure[:, None], belief, given), memory)
         targets = trust * given * self._balance(trust * given, given, memory) + (1 - trust) * belief * is_sure[:, None]
         return Testimony(targets, agreement, is_sure)
+
+    def _weigh(self, belief: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+        """(B, C) what to believe of examples that are labeled as given, by Bayes' rule.
+
+        How classes are labeled is counted among examples whose class is sure without a look at their own label. What
+        the network is sure of, it is also sure of where it errs; a right label, if most are, then keeps it in doubt.
+        """
+        weight = given.sum(dim=1, keepdim=True)
+        labels = given / weight.clamp(min=_TINY)
+        is_counted = (belief.amax(dim=1, keepdim=True) >= self.sure) & (weight > 0)
+        counts = dist.total((one_hot(belief.argmax(dim=1), belief.shape[1]).to(labels) * is_counted).T @ labels)
+        sizes = counts.sum(dim=1, keepdim=True)
+        _follow_(memory["noise"], counts / sizes.clamp(min=_TINY), sizes > 0)
+        told = (labels @ memory["noise"].clamp(min=_RARE).T).where(weight > 0, 1.0)
+        weighed = belief.clamp(min=_TINY) * told
+        return weighed / weighed.sum(dim=1, keepdim=True)
 
     def _balance(self, learned: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
         """(C,) what makes the labels that are learned as frequent by class as those that were given."""

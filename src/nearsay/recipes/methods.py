@@ -93,7 +93,7 @@ class Choice(NamedTuple):
         if self.networks == 2:  # ELR+ evaluates the networks themselves; their averages are teachers only
             fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
         if self.is_strong:
-            fields |= {"averaging": 0.997, "self_taught": True}
+            fields |= {"averaging": 0.99, "self_taught": True}
             fields["objective"] = replace(self.objective, start_epoch=max(1.0, round(epochs / 10)))  # type: ignore[type-var]
         if self.propagates:
             fields["propagate_at"] = max(1, round(epochs / 2))
