@@ -9,6 +9,7 @@ from torch import Tensor
 
 IS_SPLIT = 0.7  # share of the variance between two halves; 0.64 for one bell, 0.75 for a flat line
 _NORMAL = 1.959964  # 95 % of a bell curve lie within as many deviations
+_SHARED = 0.1  # deviations by which all ways to estimate a share may err together
 _MOST_FITTED = 20_000  # values that a mixture is fitted to
 
 
@@ -71,9 +72,14 @@ def wilson(share: float, num: int) -> tuple[float, float]:
 
 
 def pooled(estimate: float, others: list[float], num: int) -> NoiseRate:
-    """The estimate, with the interval that holds those of all ways to estimate it, as counts do not show bias."""
+    """The estimate, with the interval that holds those of all ways to estimate it, as counts do not show bias.
+
+    All ways go by one network, which errs in some of its own, so that the interval is wider by a tenth of a deviation.
+    """
     limits = [wilson(min(1.0, max(0.0, share)), num) for share in (estimate, *others)]
-    return NoiseRate(estimate, min(low for low, _ in limits), max(high for _, high in limits))
+    shared = _SHARED * math.sqrt(estimate * (1 - estimate))
+    low, high = min(low for low, _ in limits) - shared, max(high for _, high in limits) + shared
+    return NoiseRate(estimate, max(0.0, low), min(1.0, high))
 
 
 def falling(scores: Tensor, values: Tensor) -> Tensor:
