@@ -267,6 +267,28 @@ def test_the_interval_begins_at_none_where_training_shows_one_heap_of_labels():
     assert known.noise_rate.low > 0.03
 
 
+def test_a_suggestion_is_as_sure_as_one_view_and_not_as_all_multiplied():
+    truth = torch.arange(100) % 2
+    given = truth.clone()
+    given[:8] = 1 - given[:8]  # wrong, as the probabilities say as well as all neighbors do
+    features = torch.eye(2)[truth] + 0.01 * torch.randn(100, 2, generator=generator())
+    probabilities = torch.full((100, 5), 0.05).scatter(1, truth[:, None], 0.8)
+    found = audit(given, probabilities=probabilities, features=features, classes=list("abcde"))
+    likely = found.suggested.probabilities[:8]
+    assert torch.equal(found.suggested.labels[:8], truth[:8])
+    assert 0.8 < likely.min() <= likely.max() < 0.97  # three views of 0.8, 0.98 and 0.98 multiplied would say 0.999
+
+
+def test_a_suggestion_can_be_sure_among_many_classes():
+    truth = torch.arange(2000) % 1000
+    given = truth.clone()
+    given[:20] = truth[:20] + 1
+    probabilities = torch.full((2000, 1000), 1e-6).scatter(1, truth[:, None], 0.999)
+    found = audit(given, probabilities=probabilities)
+    assert torch.equal(found.suggested.labels[:20], truth[:20])
+    assert (found.suggested.probabilities[:20] > 0.85).all()
+
+
 def test_unsure_probabilities_of_clean_labels_are_no_noise():
     drawn = generator()
     clean = torch.randint(0, 4, (2000,), generator=drawn)

@@ -33,7 +33,7 @@ def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys
     summary = json.loads(capsys.readouterr().out)
     assert summary["detection"]["score"]["auroc"] > 0.9
     assert summary["doubt"] is not None  # 40 % are wrong indeed, which the audit cannot know
-    limits = ["--relabel-above", "0.95", "--drop-below", "0.5"]
+    limits = ["--relabel-above", "0.5", "--drop-below", "0.5"]
     assert cli.main(["clean", str(finished), *limits]) == 0
     words = f"nearsay train toy epochs=3 --set relabeled={finished / 'cleaned.npz'} --out {finished}-cleaned"
     assert f"Train on them: {words}\n" in capsys.readouterr().out

@@ -17,7 +17,7 @@ so where the scores do not fall into two heaps.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ from nearsay.core import check_whole
 from nearsay.propagation import propagate_labels
 
 _HELD = 2**22  # numbers that are judged at a time
-_LEAST = 0.01  # what a view says at least of any class, as none of them is that sure
+_LEAST = 0.1  # what a view says at least of all classes together, in equal shares, as none of them is that sure
 
 
 class _Beliefs(NamedTuple):
@@ -194,13 +194,18 @@ def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, rate: float) -> T
     return estimating.bent(estimating.falling(scores, disagreement), rate)
 
 
-def _product(views: Iterable[Tensor]) -> Tensor:
-    """(N, C) float64 what the views say together, taken as independent; all ones where they are silent."""
-    product = torch.ones((), dtype=torch.float64)
+def _together(views: list[Tensor]) -> Tensor:
+    """(N, C) float64 what the views say together, their geometric mean; all ones where they are silent.
+
+    They are no independent witnesses, as all go by one network: their product would be far too sure of itself.
+    """
+    least = _LEAST / views[0].shape[1]
+    total, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for view in views:
         speaks = view.sum(dim=1, keepdim=True) > 0
-        product = product * view.double().clamp(min=_LEAST).where(speaks, 1.0)
-    return product
+        total = total + view.double().clamp(min=least).log().where(speaks, 0.0)
+        count = count + speaks
+    return (total / count.clamp(min=1)).exp()
 
 
 def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
@@ -218,7 +223,7 @@ def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
 
 
 def _likeliest(views: list[Tensor], labels: Tensor, doubts: Tensor) -> Suggested:
-    belief = _product(views)
+    belief = _together(views)
     own = labels.clamp(min=0)[:, None]
     others = belief.scatter(1, own, 0.0)
     others = others / others.sum(dim=1, keepdim=True).clamp(min=1e-30)

@@ -82,7 +82,7 @@ def clean(
     run: Run,
     relabel_above: Annotated[
         float | None,
-        typer.Option("--relabel-above", help="Take a suggestion that is at least as likely as this; by default 0.95."),
+        typer.Option("--relabel-above", help="Take a suggestion that is at least as likely as this; by default 0.5."),
     ] = None,
     drop_below: Annotated[
         float | None,
@@ -125,7 +125,7 @@ def clean(
         f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
     )
     if (doubt := read_doubt(run)) and relabel_above is None and drop_below is None:
-        cure = "so only what you decided was changed; --relabel-above 0.95 --drop-below 0.5 would change the rest too"
+        cure = "so only what you decided was changed; --relabel-above 0.5 --drop-below 0.5 would change the rest too"
         print(f"note: {doubt}; {cure}.", file=sys.stderr)
     again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
     print(f"Train on them: {again}")

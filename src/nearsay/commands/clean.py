@@ -19,7 +19,7 @@ from nearsay.tables import Cell
 from nearsay.trained import read_labels
 
 SPLITS = ("train", "validation", "test")
-RELABEL_ABOVE, DROP_BELOW = 0.95, 0.5
+RELABEL_ABOVE, DROP_BELOW = 0.5, 0.5
 
 
 class Cleaned(NamedTuple):
@@ -41,7 +41,7 @@ def clean_run(
 ) -> Cleaned:
     """Write the labels of an audited run anew, for `--set relabeled=FOLDER/cleaned.npz`.
 
-    Of the issues in `audit.csv`, those whose suggestion is at least as likely as `relabel_above` (0.95) get it; of the
+    Of the issues in `audit.csv`, those whose suggestion is at least as likely as `relabel_above` (0.5) get it; of the
     others those with a score below `drop_below` (0.5) lose their label; the rest is left to be reviewed. Where the
     audit doubts itself, all of them are, unless these numbers are given: suggestions of a network that has learned too
     little do more harm than good. A table of corrections
