@@ -108,7 +108,7 @@ def clean(
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
     from nearsay.commands.audit import read_doubt  # noqa: PLC0415  # brings torch
-    from nearsay.commands.clean import clean_run  # noqa: PLC0415
+    from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run  # noqa: PLC0415
     from nearsay.commands.naming import command_again  # noqa: PLC0415
     from nearsay.trained import read_origin  # noqa: PLC0415
 
@@ -125,8 +125,10 @@ def clean(
         f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
     )
     if (doubt := read_doubt(run)) and relabel_above is None and drop_below is None:
-        cure = "so only what you decided was changed; --relabel-above 0.5 --drop-below 0.5 would change the rest too"
-        print(f"note: {doubt}; {cure}.", file=sys.stderr)
+        limits = f"--relabel-above {RELABEL_ABOVE} --drop-below {DROP_BELOW}"
+        print(
+            f"note: {doubt}; so only what you decided was changed; {limits} would change the rest too.", file=sys.stderr
+        )
     again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
     print(f"Train on them: {again}")
 
