@@ -100,12 +100,16 @@ class Step:
         self._stage, self._warm = "", 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
+        # Casts of weights and the like are small kernels by the hundred, unless they are put together.
+        options: dict[str, Any] | None = {"combo_kernels": True} if device.type == "cuda" else None
+
         def made(function: Any) -> Any:
-            return torch.compile(function, dynamic=False) if setting.compiles else function
+            return torch.compile(function, dynamic=False, options=options) if setting.compiles else function
 
         self._networks = [made(learner.network) for learner in learners]
         self._teachers = [made(learner.average) for learner in learners if learner.average is not None]
-        self._prepare, self._times, self._observe = made(self._prepared), made(self._timed), made(observe_)
+        self._prepare, self._times = made(self._prepared), made(self._timed)
+        self._observe, self._judge, self._add_up = made(observe_), made(judge_), made(add_up_)
         self._objective = made(experiment.objective.__call__)
         self._mix = None if experiment.mixup is None else made(experiment.mixup.__call__)
 
@@ -264,7 +268,7 @@ class Step:
         parameters = [parameter for parameter in learner.network.parameters() if parameter.grad is not None]
         dist.average_(parameter.grad for parameter in parameters if parameter.grad is not None)
         norm = optim.clip_gradients_(parameters, experiment.clip) if experiment.clip else optim.grad_norm(parameters)
-        self._judge(loss.total, norm)
+        self._judge(loss.total.detach(), norm, self.count, self.is_fine, self.bad_step)
         optim.set_rate_(optimizer, times.rate)
         optim.step_if_(optimizer, self.is_fine)
         optim.keep_old_(held, before, self.is_fine)
@@ -289,28 +293,19 @@ class Step:
             outputs: Outputs = teacher(inputs)
         return Outputs(*(part.repeat(views, 1) for part in outputs)) if views > 1 else outputs
 
-    def _judge(self, loss: Tensor, norm: Tensor) -> None:
-        """Lower the flag, on all processes, if this step is not finite; it never rises again."""
-        is_bad = dist.total((~(loss.isfinite() & norm.isfinite())).float()) > 0
-        self.bad_step.copy_(torch.where(self.is_fine & is_bad, self.count, self.bad_step))
-        self.is_fine &= ~is_bad
-
     @torch.no_grad()
     def _record(self, outputs: Outputs, batch: Batch, terms: dict[str, Tensor]) -> None:
         """Add to what is logged and, unless images are mixed, to what is known of each example."""
-        values = {"steps": torch.ones_like(terms["loss"]), **terms}
+        values = dict(terms)
         if batch.mix is None:
             num = len(batch.indices) // batch.views  # first views
             indices = dist.gather(batch.indices[:num].where(self.is_fine, -1))
             logits = dist.gather(outputs.logits[:num].float())
             labels = self.setting.given[0][indices].where(indices >= 0, -1)
             values["right"], values["labeled"] = self._observe(self.dynamics, logits, labels, indices)
-        if missing := [name for name in values if name not in self.names]:
+        if missing := [name for name in ("steps", *values) if name not in self.names]:
             self.begin_sums(missing)
-        zero = torch.zeros_like(terms["loss"])
-        news = torch.stack([values.get(name, zero).to(zero.dtype) for name in self.names])
-        dist.average_([news])  # a process knows the loss of its own rows only
-        self.sums += news.double().where(self.is_fine, 0.0)
+        self._add_up(self.sums, self.names, values, self.is_fine)
 
 
 def shard(batch: Batch) -> Batch:
@@ -333,6 +328,22 @@ def shard(batch: Batch) -> Batch:
         mix=mix,
         plain_targets=plain,
     )
+
+
+def judge_(loss: Tensor, norm: Tensor, count: Tensor, is_fine: Tensor, bad_step: Tensor) -> None:
+    """Lower the flag, on all processes, if step `count` is not finite, and note which it was; it never rises again."""
+    is_bad = dist.total((~(loss.isfinite() & norm.isfinite())).float()) > 0
+    bad_step.copy_(torch.where(is_fine & is_bad, count, bad_step))
+    is_fine &= ~is_bad
+
+
+def add_up_(sums: Tensor, names: Sequence[str], values: dict[str, Tensor], is_fine: Tensor) -> None:
+    """Add what a step has to say, by name, to the (len(names),) sums, unless something was not finite."""
+    one = torch.ones_like(values["loss"])
+    known = {"steps": one, **values}
+    news = torch.stack([known[name].to(one.dtype) if name in known else 0 * one for name in names])
+    dist.average_([news])  # a process knows the loss of its own rows only
+    sums += news.double().where(is_fine, 0.0)
 
 
 def make_dynamics(num_examples: int, device: torch.device) -> dict[str, Tensor]:

@@ -186,6 +186,22 @@ def test_a_compiled_step_learns_what_the_plain_one_learns():
             torch.testing.assert_close(compiled[key], value, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_a_first_convolution_with_more_channels_is_the_one_it_is_told_to_be(channels):
+    first = ResNet(width=16).build(10, num_inputs=channels).cuda().conv1
+    images = torch.randn(32, channels, 32, 32, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    found = []
+    for convolve in (first, lambda each: torch.nn.Conv2d.forward(first, each)):
+        first.weight.grad, inputs = None, images.clone().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = convolve(inputs)
+        (outputs.float() ** 2).mean().backward()
+        found.append((outputs.float(), inputs.grad, first.weight.grad))
+    for wide, plain in zip(*found, strict=True):
+        assert plain.abs().max() > 0
+        torch.testing.assert_close(wide, plain, rtol=2e-2, atol=2e-2 * plain.abs().max().item())
+
+
 @pytest.mark.parametrize("loading", ["resident", "streaming"])
 def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path, loading):
     machine = Machine(device="cuda", precision="float32", loading=loading, checkpoint_steps=5, workers=2)
