@@ -6,7 +6,8 @@ is not finite, that step and all later ones change nothing, until the host looks
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from nearsay import dist, optim
 from nearsay.core import Batch, Mix, Outputs, one_hot
+from nearsay.dynamics import add_up_, judge_, make_dynamics, observe_
 from nearsay.experiment import Experiment
 from nearsay.loading import Rows, finish
 from nearsay.models import load_weights
@@ -100,14 +102,15 @@ class Step:
         self._stage, self._warm = "", 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
-        # Casts of weights and the like are small kernels by the hundred, unless they are put together.
-        options: dict[str, Any] | None = {"combo_kernels": True} if device.type == "cuda" else None
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-        def made(function: Any) -> Any:
+        def made(function: Any, **options: Any) -> Any:
             return torch.compile(function, dynamic=False, options=options) if setting.compiles else function
 
-        self._networks = [made(learner.network) for learner in learners]
-        self._teachers = [made(learner.average) for learner in learners if learner.average is not None]
+        # Casts of weights and the like are small kernels by the hundred, unless they are put together.
+        together = {"combo_kernels": True} if device.type == "cuda" else {}
+        self._networks = [made(learner.network, **together) for learner in learners]
+        self._teachers = [made(learner.average, **together) for learner in learners if learner.average is not None]
         self._prepare, self._times = made(self._prepared), made(self._timed)
         self._observe, self._judge, self._add_up = made(observe_), made(judge_), made(add_up_)
         self._objective = made(experiment.objective.__call__)
@@ -269,14 +272,27 @@ class Step:
         dist.average_(parameter.grad for parameter in parameters if parameter.grad is not None)
         norm = optim.clip_gradients_(parameters, experiment.clip) if experiment.clip else optim.grad_norm(parameters)
         self._judge(loss.total.detach(), norm, self.count, self.is_fine, self.bad_step)
+        with self._meanwhile():
+            optim.keep_old_(held, before, self.is_fine)
+            if number == 0:
+                self._record(outputs, batch, {"loss": loss.total.detach(), **loss.terms})
         optim.set_rate_(optimizer, times.rate)
         optim.step_if_(optimizer, self.is_fine)
-        optim.keep_old_(held, before, self.is_fine)
+        if self._beside is not None:
+            torch.cuda.current_stream().wait_stream(self._beside)
         if learner.average is not None:
             decay = times.decay.where(self.is_fine, 1.0)
             optim.update_average_(learner.average, learner.network, decay)
-        if number == 0:
-            self._record(outputs, batch, {"loss": loss.total.detach(), **loss.terms})
+
+    @contextmanager
+    def _meanwhile(self) -> Iterator[None]:
+        """Small kernels that a GPU finds time for while it does what follows; wait for `_beside` after that."""
+        if self._beside is None:
+            yield
+            return
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
+            yield
 
     def _taught(self, number: int, batch: Batch) -> Outputs | None:
         """What the averaged weights of the other network say, or the network's own of the first views."""
@@ -328,61 +344,6 @@ def shard(batch: Batch) -> Batch:
         mix=mix,
         plain_targets=plain,
     )
-
-
-def judge_(loss: Tensor, norm: Tensor, count: Tensor, is_fine: Tensor, bad_step: Tensor) -> None:
-    """Lower the flag, on all processes, if step `count` is not finite, and note which it was; it never rises again."""
-    is_bad = dist.total((~(loss.isfinite() & norm.isfinite())).float()) > 0
-    bad_step.copy_(torch.where(is_fine & is_bad, count, bad_step))
-    is_fine &= ~is_bad
-
-
-def add_up_(sums: Tensor, names: Sequence[str], values: dict[str, Tensor], is_fine: Tensor) -> None:
-    """Add what a step has to say, by name, to the (len(names),) sums, unless something was not finite."""
-    one = torch.ones_like(values["loss"])
-    known = {"steps": one, **values}
-    news = torch.stack([known[name].to(one.dtype) if name in known else 0 * one for name in names])
-    dist.average_([news])  # a process knows the loss of its own rows only
-    sums += news.double().where(is_fine, 0.0)
-
-
-def make_dynamics(num_examples: int, device: torch.device) -> dict[str, Tensor]:
-    """What training shows of each example, (N + 1,) each: the last row takes what must not be kept."""
-    kinds = {"confidence": torch.float32, "spread": torch.float32, "margin": torch.float32}
-    kinds |= {"count": torch.int32, "changes": torch.int32, "predicted": torch.int32}
-    return {name: torch.zeros(num_examples + 1, dtype=dtype, device=device) for name, dtype in kinds.items()}
-
-
-def observe_(dynamics: dict[str, Tensor], logits: Tensor, labels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Count (B, C) logits of the examples `indices` (B,), whose given labels are `labels` (B,), into their statistics.
-
-    Running means of the probability of the given label (`confidence`) and of its logit less the largest other
-    (`margin`), the sum of squared deviations of the former (`spread`), and how often the predicted class changed.
-    Rows of padding and without a label are left out. Returns how many predictions are the label, and of how many.
-    """
-    nobody = len(dynamics["count"]) - 1
-    places = indices.where((indices >= 0) & (labels >= 0), nobody)
-    old = {name: tensor[places] for name, tensor in dynamics.items()}
-    own = labels.clamp(min=0)[:, None]
-    confidence = logits.softmax(dim=1).gather(1, own)[:, 0]
-    other = logits.scatter(1, own, -torch.inf).amax(dim=1)
-    margin = logits.gather(1, own)[:, 0] - other.where(other > -torch.inf, 0.0)  # with one class there is no other
-    predicted = logits.argmax(dim=1).int()
-    count = old["count"] + 1
-    step = confidence - old["confidence"]
-    mean = old["confidence"] + step / count
-    new = {
-        "confidence": mean,
-        "spread": old["spread"] + step * (confidence - mean),
-        "margin": old["margin"] + (margin - old["margin"]) / count,
-        "count": count,
-        "changes": old["changes"] + ((predicted != old["predicted"]) & (old["count"] > 0)).int(),
-        "predicted": predicted,
-    }
-    for name, tensor in dynamics.items():
-        tensor.index_copy_(0, places, new[name].to(tensor.dtype))
-        tensor[nobody].zero_()
-    return (predicted == labels).sum(), (labels >= 0).sum()
 
 
 def restore(step: Step, saved: dict[str, Tensor]) -> None:
