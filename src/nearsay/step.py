@@ -6,8 +6,7 @@ is not finite, that step and all later ones change nothing, until the host looks
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,15 +101,11 @@ class Step:
         self._stage, self._warm = "", 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
-        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        def made(function: Any) -> Any:
+            return torch.compile(function, dynamic=False) if setting.compiles else function
 
-        def made(function: Any, **options: Any) -> Any:
-            return torch.compile(function, dynamic=False, options=options) if setting.compiles else function
-
-        # Casts of weights and the like are small kernels by the hundred, unless they are put together.
-        together = {"combo_kernels": True} if device.type == "cuda" else {}
-        self._networks = [made(learner.network, **together) for learner in learners]
-        self._teachers = [made(learner.average, **together) for learner in learners if learner.average is not None]
+        self._networks = [made(learner.network) for learner in learners]
+        self._teachers = [made(learner.average) for learner in learners if learner.average is not None]
         self._prepare, self._times = made(self._prepared), made(self._timed)
         self._observe, self._judge, self._add_up = made(observe_), made(judge_), made(add_up_)
         self._objective = made(experiment.objective.__call__)
@@ -272,27 +267,14 @@ class Step:
         dist.average_(parameter.grad for parameter in parameters if parameter.grad is not None)
         norm = optim.clip_gradients_(parameters, experiment.clip) if experiment.clip else optim.grad_norm(parameters)
         self._judge(loss.total.detach(), norm, self.count, self.is_fine, self.bad_step)
-        with self._meanwhile():
-            optim.keep_old_(held, before, self.is_fine)
-            if number == 0:
-                self._record(outputs, batch, {"loss": loss.total.detach(), **loss.terms})
         optim.set_rate_(optimizer, times.rate)
         optim.step_if_(optimizer, self.is_fine)
-        if self._beside is not None:
-            torch.cuda.current_stream().wait_stream(self._beside)
+        optim.keep_old_(held, before, self.is_fine)
         if learner.average is not None:
             decay = times.decay.where(self.is_fine, 1.0)
             optim.update_average_(learner.average, learner.network, decay)
-
-    @contextmanager
-    def _meanwhile(self) -> Iterator[None]:
-        """Small kernels that a GPU finds time for while it does what follows; wait for `_beside` after that."""
-        if self._beside is None:
-            yield
-            return
-        self._beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._beside):
-            yield
+        if number == 0:
+            self._record(outputs, batch, {"loss": loss.total.detach(), **loss.terms})
 
     def _taught(self, number: int, batch: Batch) -> Outputs | None:
         """What the averaged weights of the other network say, or the network's own of the first views."""
