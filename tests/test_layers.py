@@ -27,7 +27,7 @@ FLOORS = [  # from the top; a module imports only from floors below its own
     ["recipes"],  # 3b
     ["loading", "experiment"],  # 3a
     ["auditing"],  # 2b
-    ["objectives", "metrics", "propagation", "datasets", "models", "optim", "dynamics"],  # 2a
+    ["objectives", "metrics", "propagation", "datasets", "models", "optim"],  # 2a
     ["noise", "augment", "kernels"],  # 1b
     ["seeds", "dist", "neighbors", "tables"],  # 1a
     ["core"],  # 0

@@ -14,13 +14,12 @@ from nearsay import dist
 from nearsay.augment import PLUS_MINUS_ONE, Augment, Flip, Mixup, PadCrop, RandomResizedCrop, Views
 from nearsay.core import Batch, Loss, Mix, Outputs, one_hot
 from nearsay.datasets import Toy
-from nearsay.dynamics import make_dynamics, observe_
 from nearsay.experiment import Experiment
 from nearsay.loading import Rows
 from nearsay.models import MLP, ResNet
 from nearsay.objectives import ELR, GJS, NCR, Bank, CrossEntropy, Nearsay
 from nearsay.optim import SGD, Constant, Cosine, ramp
-from nearsay.step import Setting, Step, make_learners, restore, shard
+from nearsay.step import Setting, Step, make_dynamics, make_learners, observe_, restore, shard
 
 NUM_CLASSES, NUM_EXAMPLES, NUM_FEATURES, SIZE = 4, 48, 6, 16  # of a batch
 PER_PASS = NUM_EXAMPLES // SIZE

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from nearsay import dist, optim
 from nearsay.core import Batch, Mix, Outputs, one_hot
-from nearsay.dynamics import add_up_, judge_, make_dynamics, observe_
 from nearsay.experiment import Experiment
 from nearsay.loading import Rows, finish
 from nearsay.models import load_weights
@@ -106,8 +105,7 @@ class Step:
 
         self._networks = [made(learner.network) for learner in learners]
         self._teachers = [made(learner.average) for learner in learners if learner.average is not None]
-        self._prepare, self._times = made(self._prepared), made(self._timed)
-        self._observe, self._judge, self._add_up = made(observe_), made(judge_), made(add_up_)
+        self._prepare, self._times, self._observe = made(self._prepared), made(self._timed), made(observe_)
         self._objective = made(experiment.objective.__call__)
         self._mix = None if experiment.mixup is None else made(experiment.mixup.__call__)
 
@@ -266,7 +264,7 @@ class Step:
         parameters = [parameter for parameter in learner.network.parameters() if parameter.grad is not None]
         dist.average_(parameter.grad for parameter in parameters if parameter.grad is not None)
         norm = optim.clip_gradients_(parameters, experiment.clip) if experiment.clip else optim.grad_norm(parameters)
-        self._judge(loss.total.detach(), norm, self.count, self.is_fine, self.bad_step)
+        self._judge(loss.total, norm)
         optim.set_rate_(optimizer, times.rate)
         optim.step_if_(optimizer, self.is_fine)
         optim.keep_old_(held, before, self.is_fine)
@@ -291,19 +289,28 @@ class Step:
             outputs: Outputs = teacher(inputs)
         return Outputs(*(part.repeat(views, 1) for part in outputs)) if views > 1 else outputs
 
+    def _judge(self, loss: Tensor, norm: Tensor) -> None:
+        """Lower the flag, on all processes, if this step is not finite; it never rises again."""
+        is_bad = dist.total((~(loss.isfinite() & norm.isfinite())).float()) > 0
+        self.bad_step.copy_(torch.where(self.is_fine & is_bad, self.count, self.bad_step))
+        self.is_fine &= ~is_bad
+
     @torch.no_grad()
     def _record(self, outputs: Outputs, batch: Batch, terms: dict[str, Tensor]) -> None:
         """Add to what is logged and, unless images are mixed, to what is known of each example."""
-        values = dict(terms)
+        values = {"steps": torch.ones_like(terms["loss"]), **terms}
         if batch.mix is None:
             num = len(batch.indices) // batch.views  # first views
             indices = dist.gather(batch.indices[:num].where(self.is_fine, -1))
             logits = dist.gather(outputs.logits[:num].float())
             labels = self.setting.given[0][indices].where(indices >= 0, -1)
             values["right"], values["labeled"] = self._observe(self.dynamics, logits, labels, indices)
-        if missing := [name for name in ("steps", *values) if name not in self.names]:
+        if missing := [name for name in values if name not in self.names]:
             self.begin_sums(missing)
-        self._add_up(self.sums, self.names, values, self.is_fine)
+        zero = torch.zeros_like(terms["loss"])
+        news = torch.stack([values.get(name, zero).to(zero.dtype) for name in self.names])
+        dist.average_([news])  # a process knows the loss of its own rows only
+        self.sums += news.double().where(self.is_fine, 0.0)
 
 
 def shard(batch: Batch) -> Batch:
@@ -326,6 +333,45 @@ def shard(batch: Batch) -> Batch:
         mix=mix,
         plain_targets=plain,
     )
+
+
+def make_dynamics(num_examples: int, device: torch.device) -> dict[str, Tensor]:
+    """What training shows of each example, (N + 1,) each: the last row takes what must not be kept."""
+    kinds = {"confidence": torch.float32, "spread": torch.float32, "margin": torch.float32}
+    kinds |= {"count": torch.int32, "changes": torch.int32, "predicted": torch.int32}
+    return {name: torch.zeros(num_examples + 1, dtype=dtype, device=device) for name, dtype in kinds.items()}
+
+
+def observe_(dynamics: dict[str, Tensor], logits: Tensor, labels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Count (B, C) logits of the examples `indices` (B,), whose given labels are `labels` (B,), into their statistics.
+
+    Running means of the probability of the given label (`confidence`) and of its logit less the largest other
+    (`margin`), the sum of squared deviations of the former (`spread`), and how often the predicted class changed.
+    Rows of padding and without a label are left out. Returns how many predictions are the label, and of how many.
+    """
+    nobody = len(dynamics["count"]) - 1
+    places = indices.where((indices >= 0) & (labels >= 0), nobody)
+    old = {name: tensor[places] for name, tensor in dynamics.items()}
+    own = labels.clamp(min=0)[:, None]
+    confidence = logits.softmax(dim=1).gather(1, own)[:, 0]
+    other = logits.scatter(1, own, -torch.inf).amax(dim=1)
+    margin = logits.gather(1, own)[:, 0] - other.where(other > -torch.inf, 0.0)  # with one class there is no other
+    predicted = logits.argmax(dim=1).int()
+    count = old["count"] + 1
+    step = confidence - old["confidence"]
+    mean = old["confidence"] + step / count
+    new = {
+        "confidence": mean,
+        "spread": old["spread"] + step * (confidence - mean),
+        "margin": old["margin"] + (margin - old["margin"]) / count,
+        "count": count,
+        "changes": old["changes"] + ((predicted != old["predicted"]) & (old["count"] > 0)).int(),
+        "predicted": predicted,
+    }
+    for name, tensor in dynamics.items():
+        tensor.index_copy_(0, places, new[name].to(tensor.dtype))
+        tensor[nobody].zero_()
+    return (predicted == labels).sum(), (labels >= 0).sum()
 
 
 def restore(step: Step, saved: dict[str, Tensor]) -> None:

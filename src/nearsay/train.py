@@ -23,7 +23,6 @@ from torch.nn import Module
 from nearsay import __version__, dist, metrics, optim
 from nearsay.core import Files, Predictions
 from nearsay.display import Display, Progress, Silent
-from nearsay.dynamics import observe_
 from nearsay.experiment import Experiment
 from nearsay.host import Clock, Stopped, backend, hardware, peak_memory, signals
 from nearsay.loading import BadImage, Rows, Stream, is_resident, num_workers, training_reader
@@ -32,7 +31,7 @@ from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
 from nearsay.predict import Pass
 from nearsay.run import BAD_DATA, Checkpoint, Run, RunError, open_run, write_whole
 from nearsay.splits import make_order, open_splits
-from nearsay.step import Setting, Step, make_learners, restore
+from nearsay.step import Setting, Step, make_learners, observe_, restore
 from nearsay.trained import check_same, claim, is_whole, read_result
 
 _COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves

@@ -176,31 +176,14 @@ def test_what_is_not_finite_changes_nothing(captures):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-@pytest.mark.parametrize("name", ["ncr", "self taught"])  # the second has all parts: mixup, teacher, neighbors
-def test_a_compiled_step_learns_what_the_plain_one_learns(name):
-    experiment = replace(EXPERIMENTS[name], backbone=ResNet(width=16))
+def test_a_compiled_step_learns_what_the_plain_one_learns():
+    experiment = replace(SMALL, backbone=ResNet(width=16))
     with exact():
         compiled = go(*ready(experiment, "cuda", captures=True, compiles=True), range(8))
         plain = go(*ready(experiment, "cuda", captures=False), range(8))
     for key, value in plain.items():
         if key.startswith("network"):
             torch.testing.assert_close(compiled[key], value, rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.parametrize("channels", [1, 3, 8])
-def test_a_first_convolution_with_more_channels_is_the_one_it_is_told_to_be(channels):
-    first = ResNet(width=16).build(10, num_inputs=channels).cuda().conv1
-    images = torch.randn(32, channels, 32, 32, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    found = []
-    for convolve in (first, lambda each: torch.nn.Conv2d.forward(first, each)):
-        first.weight.grad, inputs = None, images.clone().requires_grad_()
-        with torch.autocast("cuda", torch.bfloat16):
-            outputs = convolve(inputs)
-        (outputs.float() ** 2).mean().backward()
-        found.append((outputs.float(), inputs.grad, first.weight.grad))
-    for wide, plain in zip(*found, strict=True):
-        assert plain.abs().max() > 0
-        torch.testing.assert_close(wide, plain, rtol=2e-2, atol=2e-2 * plain.abs().max().item())
 
 
 @pytest.mark.parametrize("loading", ["resident", "streaming"])

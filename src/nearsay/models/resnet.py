@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -52,8 +51,7 @@ class ResNet:
 
         num_features = 8 * self.width * kind.expansion
         with drawn(seed):
-            kind_of_first = _First if self.small_images else nn.Conv2d
-            first = _convolution(num_inputs, self.width, *((3, 1) if self.small_images else (7, 2)), kind_of_first)
+            first = _convolution(num_inputs, self.width, *((3, 1) if self.small_images else (7, 2)))
             layers = _layers(block, BLOCKS[self.depth], self.width, kind.expansion)
             head = self.head.build(num_features, num_classes)
             return _Network(first, norm(self.width), layers, head, num_features, has_pool=not self.small_images)
@@ -84,7 +82,7 @@ class PreActResNet18:
 
         num_features = 8 * self.width
         with drawn(seed):
-            first = _convolution(num_inputs, self.width, 3, 1, _First)
+            first = _convolution(num_inputs, self.width, 3, 1)
             layers = _layers(block, BLOCKS[18], self.width, 1)
             head = self.head.build(num_features, num_classes)
             return _Network(first, norm(self.width), layers, head, num_features, has_pool=False)
@@ -116,17 +114,6 @@ class _Network(nn.Module):
         # In the precision of the weights: under autocast, features rounded to 16 bits would find other neighbors.
         features = places.mean(dim=(2, 3), dtype=self.conv1.weight.dtype)
         return Outputs(features, self.fc(features))
-
-
-class _First(nn.Conv2d):
-    """A convolution of colors; in 16 bits on a GPU, whose fast units want 8 channels, it adds channels of zeros."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        spare = -input.shape[1] % 8
-        if not (spare and input.is_cuda and torch.is_autocast_enabled("cuda")):
-            return super().forward(input)
-        wide, weight = (functional.pad(each, (0, 0, 0, 0, 0, spare)) for each in (input, self.weight))
-        return functional.conv2d(wide, weight, None, self.stride, self.padding)
 
 
 class _Basic(nn.Module):
@@ -197,8 +184,8 @@ def _layers(
     return layers
 
 
-def _convolution(before: int, after: int, size: int, stride: int, kind: type[nn.Conv2d] = nn.Conv2d) -> nn.Conv2d:
-    convolution = kind(before, after, size, stride=stride, padding=size // 2, bias=False)
+def _convolution(before: int, after: int, size: int, stride: int) -> nn.Conv2d:
+    convolution = nn.Conv2d(before, after, size, stride=stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution
 

@@ -270,7 +270,7 @@ def _plain_rows(
         same = forbidden(who)
     similarities = similarities.masked_fill(same, 0)
     k = similarities.shape[1] if choices.k is None else choices.k
-    nearest, positions = similarities.topk(k, dim=1, sorted=False)  # (B, K)
+    nearest, positions = similarities.topk(k, dim=1)  # (B, K)
     total = nearest.sum(dim=1, keepdim=True)
     is_alone = total <= 0  # false for NaN, which shall be seen
     weights = nearest / total.masked_fill(is_alone, 1)
