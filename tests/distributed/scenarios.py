@@ -8,7 +8,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from nearsay.core import PADDING, Batch, Mix, Objective, Outputs, pad
-from nearsay.objectives import ELR, GJS, NCR, Bank, Bootstrap, CrossEntropy
+from nearsay.objectives import ELR, GJS, NCR, Bank, Bootstrap, CrossEntropy, Nearsay
 
 NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES, NUM_INPUTS = 20, 4, 8, 5
 LEARNING_RATE = 0.3
@@ -33,6 +33,10 @@ class Scenario:
 
 def _bank(kind):
     return Bank(kind=kind, size=30)  # four batches go around the queue once
+
+
+def _nearsay(**choices):
+    return Scenario(objective=Nearsay(k=6, start_epoch=1, sure=0.4), views=2, teacher=True, **choices)
 
 
 SCENARIOS = {
@@ -88,6 +92,12 @@ SCENARIOS = {
     "NCR, last rank idle": Scenario(
         objective=NCR(k=3, alpha=0.6, base=ELR(), bank=_bank("examples")), rows=(12, 11, 10), idle="last"
     ),
+    "nearsay": _nearsay(),
+    "nearsay, mixed": _nearsay(mixed=True),
+    "nearsay, mixed, uneven": _nearsay(mixed=True, rows=(12, 13, 13)),
+    "nearsay, duplicates": _nearsay(duplicates=True),
+    "nearsay, a rank without labels": _nearsay(mixed=True, labels="first half"),
+    "nearsay, last rank idle": _nearsay(mixed=True, rows=(12, 11, 10), idle="last"),
     "bootstrap, last rank idle": Scenario(objective=Bootstrap(), rows=(12, 11, 10), idle="last"),
 }
 
@@ -115,7 +125,8 @@ class Step(NamedTuple):
     targets: Tensor  # (B, C)
     indices: Tensor  # (B,)
     mix: Mix | None
-    teacher: Tensor | None  # (B, C) logits
+    plain_targets: Tensor | None  # (B, C) before they were mixed
+    teacher: Outputs | None
 
 
 def make_step(scenario: Scenario, number: int) -> Step:
@@ -135,15 +146,18 @@ def make_step(scenario: Scenario, number: int) -> Step:
     targets[5] = 0  # unlabeled
     if scenario.labels != "mixed":
         targets[num_rows // 2 if scenario.labels == "first half" else 0 :] = 0
-    mix = None
+    mix = plain_targets = None
     if scenario.mixed:
+        plain_targets = targets.to(scenario.dtype)
         partners = torch.arange(num_rows).roll(5)
         weight = 0.5 + 0.5 * torch.rand(num_rows, generator=generator, dtype=torch.float64)
         inputs = inputs.lerp(inputs[partners], (1 - weight)[:, None, None])
         targets = targets.lerp(targets[partners], (1 - weight)[:, None])
         mix = Mix(partners, indices[partners], weight.to(scenario.dtype))
-    teacher = random(num_rows, NUM_CLASSES).to(scenario.dtype) if scenario.teacher else None
-    return Step(inputs.to(scenario.dtype), targets.to(scenario.dtype), indices, mix, teacher)
+    teacher = None
+    if scenario.teacher:
+        teacher = Outputs(*(random(num_rows, size).to(scenario.dtype) for size in (NUM_FEATURES, NUM_CLASSES)))
+    return Step(inputs.to(scenario.dtype), targets.to(scenario.dtype), indices, mix, plain_targets, teacher)
 
 
 def sizes(scenario: Scenario, num_rows: int, num_ranks: int) -> list[int]:
@@ -166,19 +180,23 @@ def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Ba
         missing = max(shares) - shares[rank]
         return torch.cat([values[rows], values.new_full((missing, *values.shape[1:]), filling)])
 
-    mix = teacher = None
+    def viewed(values, filling):
+        return padded(values, filling).repeat(scenario.views, *(1 for _ in values.shape[1:]))
+
+    mix = plain_targets = teacher = None
     if step.mix is not None:
         # No loss asks where a partner stands, only who it is: here it may stand on another rank.
-        mix = Mix(padded(step.mix.partners, 0), padded(step.mix.partner_indices, PADDING), padded(step.mix.weight, 1))
+        mix = Mix(viewed(step.mix.partners, 0), viewed(step.mix.partner_indices, PADDING), viewed(step.mix.weight, 1))
+        plain_targets = viewed(step.plain_targets, 0)
     if step.teacher is not None:
-        logits = padded(step.teacher, torch.nan)
-        teacher = Outputs(torch.zeros_like(logits), logits)
+        teacher = Outputs(*(viewed(part, torch.nan) for part in step.teacher))
     return Batch(
         inputs=one.inputs.transpose(0, 1).flatten(0, 1),
         targets=one.targets.repeat(scenario.views, 1),
         indices=one.indices.repeat(scenario.views),
         views=scenario.views,
         mix=mix,
+        plain_targets=plain_targets,
         teacher=teacher,
     )
 

@@ -84,7 +84,10 @@ def test_example_on_several_ranks_is_remembered_once_by_its_first_row(name, num_
     first = [batch.indices.tolist().index(who) for who in batch.indices.unique().tolist()]  # in order of example
     features, logits = (value.detach()[first] for value in Network().double()(batch.inputs))
     memory = select(results(num_processes, name)[0], "memory 0")
-    if "memory 0 bank.indices" in memory:
+    if batch.teacher is not None:
+        for part, rows in (("features", batch.teacher.features), ("beliefs", batch.teacher.logits.softmax(dim=1))):
+            assert_close(memory[f"memory 0 {part}"][batch.indices.unique()], rows[first])
+    elif "memory 0 bank.indices" in memory:
         kept, order = memory["memory 0 bank.indices"].sort()
         order = order[kept >= 0]
         assert_close(kept[kept >= 0], batch.indices.unique())

@@ -199,4 +199,15 @@ def _blended(targets: Tensor, batch: Batch) -> Tensor:
     if batch.mix is None:
         return targets
     share = upcast(batch.mix.weight)[:, None]
-    return share * targets + (1 - share) * targets[batch.mix.partners]
+    alone = dist.num_processes() == 1
+    theirs = targets[batch.mix.partners] if alone else _of_others(batch.mix.partner_indices, targets, batch.indices)
+    return share * targets + (1 - share) * theirs
+
+
+def _of_others(wanted: Tensor, targets: Tensor, indices: Tensor) -> Tensor:
+    """The targets of these examples, wherever they stand; 0 for padding."""
+    everyone, rows = dist.gather(indices), dist.gather(targets)
+    order = everyone.argsort(stable=True)  # an example that is there twice is its first row
+    places = order[torch.searchsorted(everyone[order], wanted.contiguous()).clamp(max=len(order) - 1)]
+    is_there = (everyone[places] == wanted) & (wanted != PADDING)
+    return rows[places].where(is_there[:, None], 0.0)
