@@ -33,6 +33,20 @@ def test_a_table_that_was_sorted_within_its_classes_is_refused_and_not_taken_for
     assert not (run / "cleaned.npz").exists()
 
 
+def test_by_default_it_takes_what_is_likelier_right_than_wrong_and_drops_what_else_is_poor(run):
+    rows = {0: ("0.5", "0.1"), 1: ("0.49", "0.49"), 2: ("0.49", "0.5")}  # how likely, and the score
+    columns = ("predicted_probability", "label_score")
+    edit(
+        run,
+        lambda table: [
+            {**row, **dict(zip(columns, rows.get(place, ("0.9", "0.1")), strict=True))}
+            for place, row in enumerate(table)
+        ],
+    )
+    found = clean_run(run)
+    assert (found.relabeled.tolist(), found.dropped.tolist(), found.review.tolist()) == ([0, *range(3, 30)], [1], [2])
+
+
 def test_claims_count_however_a_spreadsheet_spells_them(run):
     plain = clean_run(run).relabeled.tolist()
     assert plain == list(range(30))

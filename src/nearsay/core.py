@@ -27,7 +27,7 @@ class Outputs(NamedTuple):
 class Mix(NamedTuple):
     """How mixup blended a batch: row i = weight · itself + (1 − weight) · its partner."""
 
-    partners: Tensor  # (B,) position of the partner in this batch
+    partners: Tensor  # (B,) position of the partner in the batch that was mixed, of which this may be a shard
     partner_indices: Tensor  # (B,) who the partner is
     weight: Tensor  # (B,) λ in [½, 1], so a row stays mostly itself
 

@@ -185,7 +185,7 @@ def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Ba
 
     mix = plain_targets = teacher = None
     if step.mix is not None:
-        # No loss asks where a partner stands, only who it is: here it may stand on another rank.
+        # Under several processes a loss may only ask who a partner is: where it stands is another rank's row.
         mix = Mix(viewed(step.mix.partners, 0), viewed(step.mix.partner_indices, PADDING), viewed(step.mix.weight, 1))
         plain_targets = viewed(step.plain_targets, 0)
     if step.teacher is not None:
