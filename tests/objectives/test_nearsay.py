@@ -62,7 +62,7 @@ def by_hand(outputs, batch, memory, stage):
     mean = torch.stack([batch.teacher.features[row] for row in rows]).mean(dim=0)
     memory["center"] += 0.01 * (mean - memory["center"])
 
-    made = {}
+    made, replaced = {}, {}
     for row in rows:
         who = int(batch.indices[row])
         own = features[who] - memory["center"]
@@ -79,38 +79,19 @@ def by_hand(outputs, batch, memory, stage):
             belief += math.exp(cosine / 0.1) / total * beliefs[other]
         is_labeled = given[row].sum() > 0
         trust = float(vote[given[row].argmax()] / vote.max()) ** 4 if is_labeled else 0.0
-        made[row] = (trust, (beliefs[who] + belief) / 2, False)
+        believed = (beliefs[who] + belief) / 2
+        made[row] = one_hot(believed.argmax()[None], C)[0].double() if believed.max() >= 0.5 else trust * given[row]
+        replaced[who] = made[row] if believed.max() >= 0.5 else given[row]
+    for who, label in replaced.items():
+        labels[who] = label
 
-    counts = torch.zeros(C, C, dtype=torch.float64)
-    for row in rows:
-        belief = made[row][1]
-        if belief.max() >= 0.5 and given[row].sum() > 0:
-            counts[belief.argmax(), given[row].argmax()] += 1
-    for each in range(C):
-        if counts[each].sum() > 0:
-            memory["noise"][each] += 0.01 * (counts[each] / counts[each].sum() - memory["noise"][each])
-    for row in rows:
-        trust, belief, _ = made[row]
-        if given[row].sum() > 0:
-            belief = belief * memory["noise"][:, given[row].argmax()].clamp(min=1e-3)
-            belief = belief / belief.sum()
-        made[row] = (trust, belief, bool(belief.max() >= 0.5))
-    for row in rows:
-        trust, belief, is_sure = made[row]
-        labels[int(batch.indices[row])] = belief if is_sure else given[row]
-
-    as_given = sum(given.values())
-    as_learned = sum(made[row][0] * given[row] for row in rows)
-    memory["shares"] += 0.01 * (
-        torch.stack([as_given / as_given.sum(), as_learned / as_learned.sum()]) - memory["shares"]
-    )
-    factors = (memory["shares"][0] / memory["shares"][1]).clamp(0.2, 5)
+    taught = sum(made.values())
+    memory["shares"] += 0.01 * (taught / taught.sum() - memory["shares"])
     targets = torch.zeros(B, C, dtype=torch.float64)
     for row in rows:
-        trust, belief, is_sure = made[row]
-        targets[row] = trust * given[row] * factors + (1 - trust) * belief * is_sure
-        if stage == "labels":
-            targets[row] = given[row]
+        for each in range(C):
+            factor = min(max(1 / C / float(memory["shares"][each]), 0.2), 5)
+            targets[row, each] = given[row][each] if stage == "labels" else factor * made[row][each]
     total = torch.zeros((), dtype=torch.float64)
     for view in range(batch.views):
         loss = weight = 0.0
@@ -184,37 +165,31 @@ def test_a_label_that_its_neighbors_do_not_share_has_no_say_and_is_replaced_wher
     assert loss.terms["sure"] == 1
 
 
-@pytest.mark.parametrize(
-    ("right", "wanted"), [(0.5, 0.95), (0.9, 0.95 / (0.95 + 9 * 0.05)), (0.1, 0.95 * 9 / (0.95 * 9 + 0.05))]
-)
-def test_the_more_labels_are_right_the_more_it_takes_to_overrule_one(right, wanted):
+@pytest.mark.parametrize(("sure", "num_replaced"), [(0.79, 1), (0.81, 0)])
+def test_a_belief_is_that_of_the_network_and_of_its_neighbors_by_halves(sure, num_replaced):
+    objective = Nearsay(k=1, start_epoch=0, sure=sure)
+    memory = objective.memory(2, 2, 1)
+    memory["beliefs"][1], memory["features"][1], memory["seen"][1] = torch.tensor([0.65, 0.35]), torch.ones(1), 1
     batch = Batch(
         inputs=torch.ones(1, 1),
         targets=torch.tensor([[0.0, 1.0]]),
         indices=torch.tensor([0]),
         teacher=Outputs(torch.ones(1, 1), torch.tensor([[0.95, 0.05]]).log()),
     )
-    objective = Nearsay(k=1, start_epoch=0, sure=0.99)  # so that nothing is counted
-    memory = objective.memory(2, 2, 1)
-    memory["noise"] = torch.tensor([[right, 1 - right], [1 - right, right]])
-    memory["beliefs"][1], memory["features"][1], memory["seen"][1] = torch.tensor([0.95, 0.05]), torch.ones(1), 1
-    weighed = objective._weigh(torch.tensor([[0.95, 0.05]]), batch.targets, memory)
-    assert weighed[0, 0].item() == pytest.approx(wanted)
     loss = objective(Outputs(torch.ones(1, 1), torch.zeros(1, 2)), batch, torch.tensor(9.0), memory, "neighbors")
-    assert (loss.terms["sure"] == 1) == (wanted >= 0.99)
+    assert loss.terms["sure"] == num_replaced
+    assert torch.equal(memory["labels"][0], torch.tensor([1.0, 0.0] if num_replaced else [0.0, 1.0]))
 
 
-def test_how_classes_are_labeled_is_counted_where_belief_is_sure():
-    objective = Nearsay(k=1, start_epoch=0)
-    memory = objective.memory(4, 2, 1)
-    belief = torch.tensor([[0.95, 0.05], [0.95, 0.05], [0.6, 0.4], [0.05, 0.95]])
-    given = torch.tensor(
-        [[1.0, 0.0], [0.0, 3.0], [0.0, 1.0], [0.0, 0.0]]
-    )  # one of a class that weighs more, one of none
-    before = memory["noise"].clone()
-    objective._weigh(belief, given, memory)
-    torch.testing.assert_close(memory["noise"][0], before[0] + 0.01 * (torch.tensor([0.5, 0.5]) - before[0]))
-    assert torch.equal(memory["noise"][1], before[1])
+def test_a_rare_class_is_taught_as_much_as_the_others_within_a_factor_of_five():
+    objective = Nearsay(k=10, start_epoch=0)
+    memory = objective.memory(N, 2, 2)
+    for share, wanted in ((0.25, 0.5 / 0.25), (0.01, 5.0)):
+        memory["shares"] = torch.tensor([1 - share, share])
+        factors = objective._balance(torch.zeros(1, 2), memory)  # nothing is taught, so nothing moves
+        torch.testing.assert_close(factors, torch.tensor([0.5 / (1 - share), wanted]))
+    factors = objective._balance(torch.tensor([[3.0, 0.0]]), memory)
+    torch.testing.assert_close(memory["shares"], torch.tensor([0.99 + 0.01 * 0.01, 0.01 - 0.01 * 0.01]))
 
 
 def test_a_belief_that_is_not_sure_replaces_nothing():

@@ -2,9 +2,8 @@
 
 Every example remembers its features, what an averaged network has believed of it, and its present label. The neighbors
 of an example in the whole set vote with their present labels; its own label is learned with a weight that follows how
-near it comes to winning that vote. What is left goes to what the network and the neighbors believe, where they are
-sure even in the face of the label: how often each class is labeled as what is counted on the way, so that the more
-labels are right, the more it takes to overrule one. So a wrong label is first left out, then outvoted and replaced. No
+near it comes to winning that vote. Once the network and the neighbors together are sure of a class, that class takes
+the place of the label, for learning and for voting. So a wrong label is first left out, then outvoted and replaced. No
 rate of noise is given.
 """
 
@@ -23,20 +22,19 @@ from nearsay.objectives.cross_entropy import cross_entropy, upcast
 
 _SLOWNESS = 0.99  # per step, of averages over the data
 _TINY = 1e-8
-_RARE = 1e-3  # share that every label is taken to have in every class
 
 
 class Testimony(NamedTuple):
     """What is made of the labels of a batch, without gradient."""
 
-    targets: Tensor  # (B, C) label and belief; their sum is the weight of the example
+    targets: Tensor  # (B, C) a label or a belief; its sum is the weight of the example
     agreement: Tensor  # (B,) how near the label comes to winning the vote of the neighbors, from 0 to 1
     is_sure: Tensor  # (B,) bool: belief is strong enough to be a target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearsay:
-    """Cross-entropy with the labels that neighbors in the whole set agree with, and beliefs in place of the others.
+    """Cross-entropy with sure beliefs, and with the labels that neighbors in the whole set agree with where none is.
 
     Wants a teacher (averaged weights) on un-mixed first views, and two views: the first mixed with others, the second
     strongly augmented. Before `start_epoch` the labels are learned as they are, while features and beliefs form.
@@ -47,7 +45,7 @@ class Nearsay:
     similarity_temperature: float = 0.1  # of the weights exp(cosine / temperature) of the neighbors
     strictness: float = 4.0  # power of the agreement with which a label is weighed
     momentum: float = 0.7  # of an example's belief, from one visit to the next
-    sure: float = 0.9  # probability from which a belief is a target, and votes in place of the label
+    sure: float = 0.8  # probability from which a belief is a target, and votes in place of the label
     strong: float = 1.0  # weight of the second view
     closeness: float = 1.0  # weight of 1 − cosine between the features of the second view and the teacher's
 
@@ -69,8 +67,7 @@ class Nearsay:
             "labels": torch.zeros(num_examples + 1, num_classes),
             "seen": torch.full((num_examples + 1,), PADDING),
             "center": torch.zeros(num_features),
-            "shares": torch.full((2, num_classes), 1 / num_classes),  # of the classes: as labeled, and as learned
-            "noise": 0.5 * torch.eye(num_classes) + 0.5 / num_classes,  # (C, C) how each class is labeled, by columns
+            "shares": torch.full((num_classes,), 1 / num_classes),  # of the classes in what is learned
         }
 
     def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
@@ -129,35 +126,18 @@ class Nearsay:
         own = (votes * given).sum(dim=1) / weight.clamp(min=_TINY)
         agreement = (own / votes.amax(dim=1).clamp(min=_TINY)).where((weight > 0) & (votes.sum(dim=1) > 0), 0.0)
         trust = (agreement**self.strictness)[:, None]  # (B, 1)
-        belief = self._weigh(0.5 * (memory["beliefs"][places] + theirs), given, memory)
+        belief = 0.5 * (memory["beliefs"][places] + theirs)
         is_sure = (belief.amax(dim=1) >= self.sure) & (indices != PADDING)
-        self._relabel(indices, torch.where(is_sure[:, None], belief, given), memory)
-        targets = trust * given * self._balance(trust * given, given, memory) + (1 - trust) * belief * is_sure[:, None]
-        return Testimony(targets, agreement, is_sure)
+        believed = one_hot(belief.argmax(dim=1), belief.shape[1]).to(given)
+        self._relabel(indices, torch.where(is_sure[:, None], believed, given), memory)
+        targets = torch.where(is_sure[:, None], believed, trust * given)
+        return Testimony(targets * self._balance(targets, memory), agreement, is_sure)
 
-    def _weigh(self, belief: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
-        """(B, C) what to believe of examples that are labeled as given, by Bayes' rule.
-
-        How classes are labeled is counted among examples whose class is sure without a look at their own label. What
-        the network is sure of, it is also sure of where it errs; a right label, if most are, then keeps it in doubt.
-        """
-        weight = given.sum(dim=1, keepdim=True)
-        labels = given / weight.clamp(min=_TINY)
-        is_counted = (belief.amax(dim=1, keepdim=True) >= self.sure) & (weight > 0)
-        counts = dist.total((one_hot(belief.argmax(dim=1), belief.shape[1]).to(labels) * is_counted).T @ labels)
-        sizes = counts.sum(dim=1, keepdim=True)
-        _follow_(memory["noise"], counts / sizes.clamp(min=_TINY), sizes > 0)
-        told = (labels @ memory["noise"].clamp(min=_RARE).T).where(weight > 0, 1.0)
-        weighed = belief.clamp(min=_TINY) * told
-        return weighed / weighed.sum(dim=1, keepdim=True)
-
-    def _balance(self, learned: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
-        """(C,) what makes the labels that are learned as frequent by class as those that were given."""
-        sums = dist.total(torch.stack([given.sum(dim=0), learned.sum(dim=0)]))
-        wholes = sums.sum(dim=1, keepdim=True)  # (2, 1)
-        _follow_(memory["shares"], sums / wholes.clamp(min=_TINY), wholes > 0)
-        as_given, as_learned = memory["shares"]
-        factors: Tensor = (as_given / as_learned.clamp(min=_TINY)).clamp(0.2, 5.0)
+    def _balance(self, targets: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+        """(C,) what makes every class count alike in what is learned, within a factor of five."""
+        sums = dist.total(targets.sum(dim=0))
+        _follow_(memory["shares"], sums / sums.sum().clamp(min=_TINY), sums.sum() > 0)
+        factors: Tensor = 1 / (len(sums) * memory["shares"]).clamp(0.2, 5.0)
         return factors
 
     def _remember(self, seen: Outputs, indices: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> None:
