@@ -62,7 +62,7 @@ def by_hand(outputs, batch, memory, stage):
     mean = torch.stack([batch.teacher.features[row] for row in rows]).mean(dim=0)
     memory["center"] += 0.01 * (mean - memory["center"])
 
-    made, replaced = {}, {}
+    heard = {}
     for row in rows:
         who = int(batch.indices[row])
         own = features[who] - memory["center"]
@@ -79,11 +79,23 @@ def by_hand(outputs, batch, memory, stage):
             belief += math.exp(cosine / 0.1) / total * beliefs[other]
         is_labeled = given[row].sum() > 0
         trust = float(vote[given[row].argmax()] / vote.max()) ** 4 if is_labeled else 0.0
-        believed = (beliefs[who] + belief) / 2
-        made[row] = one_hot(believed.argmax()[None], C)[0].double() if believed.max() >= 0.5 else trust * given[row]
-        replaced[who] = made[row] if believed.max() >= 0.5 else given[row]
-    for who, label in replaced.items():
-        labels[who] = label
+        heard[row] = (trust, (beliefs[who] + belief) / 2)
+
+    counts = torch.zeros(C, C, dtype=torch.float64)
+    for row, (_, belief) in heard.items():
+        if belief.max() >= 0.5 and given[row].sum() > 0:
+            counts[belief.argmax(), given[row].argmax()] += 1
+    for each in range(C):
+        if counts[each].sum() > 0:
+            memory["noise"][each] += 0.01 * (counts[each] / counts[each].sum() - memory["noise"][each])
+    made = {}
+    for row, (trust, belief) in heard.items():
+        if given[row].sum() > 0:
+            belief = belief * memory["noise"][:, given[row].argmax()].clamp(min=1e-3).sqrt()
+        is_sure = belief.max() / belief.sum() >= 0.5
+        believed = one_hot(belief.argmax()[None], C)[0].double()
+        made[row] = believed if is_sure else trust * given[row]
+        labels[int(batch.indices[row])] = believed if is_sure else given[row]
 
     taught = sum(made.values())
     memory["shares"] += 0.01 * (taught / taught.sum() - memory["shares"])
@@ -167,7 +179,7 @@ def test_a_label_that_its_neighbors_do_not_share_has_no_say_and_is_replaced_wher
 
 @pytest.mark.parametrize(("sure", "num_replaced"), [(0.79, 1), (0.81, 0)])
 def test_a_belief_is_that_of_the_network_and_of_its_neighbors_by_halves(sure, num_replaced):
-    objective = Nearsay(k=1, start_epoch=0, sure=sure)
+    objective = Nearsay(k=1, start_epoch=0, sure=sure, label_power=0)
     memory = objective.memory(2, 2, 1)
     memory["beliefs"][1], memory["features"][1], memory["seen"][1] = torch.tensor([0.65, 0.35]), torch.ones(1), 1
     batch = Batch(
@@ -179,6 +191,29 @@ def test_a_belief_is_that_of_the_network_and_of_its_neighbors_by_halves(sure, nu
     loss = objective(Outputs(torch.ones(1, 1), torch.zeros(1, 2)), batch, torch.tensor(9.0), memory, "neighbors")
     assert loss.terms["sure"] == num_replaced
     assert torch.equal(memory["labels"][0], torch.tensor([1.0, 0.0] if num_replaced else [0.0, 1.0]))
+
+
+@pytest.mark.parametrize(("right", "odds"), [(0.5, 1), (0.9, 9), (0.1, 1 / 9)])
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_the_more_labels_are_right_the_more_it_takes_to_overrule_one(right, odds, power):
+    objective = Nearsay(k=1, start_epoch=0, sure=0.99, label_power=power)  # so sure that nothing is counted
+    memory = objective.memory(2, 2, 1)
+    memory["noise"] = torch.tensor([[right, 1 - right], [1 - right, right]])
+    weighed = objective._weigh(torch.tensor([[0.95, 0.05]]), torch.tensor([[0.0, 1.0]]), memory)
+    assert weighed[0, 0].item() == pytest.approx(0.95 / (0.95 + 0.05 * odds**power))
+
+
+def test_how_classes_are_labeled_is_counted_where_belief_is_sure():
+    objective = Nearsay(k=1, start_epoch=0)
+    memory = objective.memory(4, 2, 1)
+    belief = torch.tensor([[0.95, 0.05], [0.95, 0.05], [0.6, 0.4], [0.05, 0.95]])
+    given = torch.tensor(
+        [[1.0, 0.0], [0.0, 3.0], [0.0, 1.0], [0.0, 0.0]]
+    )  # one of a class that weighs more, one of none
+    before = memory["noise"].clone()
+    objective._weigh(belief, given, memory)
+    torch.testing.assert_close(memory["noise"][0], before[0] + 0.01 * (torch.tensor([0.5, 0.5]) - before[0]))
+    assert torch.equal(memory["noise"][1], before[1])
 
 
 def test_a_rare_class_is_taught_as_much_as_the_others_within_a_factor_of_five():
@@ -217,6 +252,7 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
         "strictness",
         "momentum",
         "sure",
+        "label_power",
         "strong",
         "closeness",
     ],

@@ -2,9 +2,10 @@
 
 Every example remembers its features, what an averaged network has believed of it, and its present label. The neighbors
 of an example in the whole set vote with their present labels; its own label is learned with a weight that follows how
-near it comes to winning that vote. Once the network and the neighbors together are sure of a class, that class takes
-the place of the label, for learning and for voting. So a wrong label is first left out, then outvoted and replaced. No
-rate of noise is given.
+near it comes to winning that vote. Once the network and the neighbors together are sure of a class in the face of the
+label, that class takes the place of the label, for learning and for voting. How often each class is labeled as what is
+counted on the way, so that the more labels are right, the more it takes to overrule one. So a wrong label is first left
+out, then outvoted and replaced. No rate of noise is given.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from nearsay.objectives.cross_entropy import cross_entropy, upcast
 
 _SLOWNESS = 0.99  # per step, of averages over the data
 _TINY = 1e-8
+_RARE = 1e-3  # share that every label is taken to have in every class
 
 
 class Testimony(NamedTuple):
@@ -46,6 +48,7 @@ class Nearsay:
     strictness: float = 4.0  # power of the agreement with which a label is weighed
     momentum: float = 0.7  # of an example's belief, from one visit to the next
     sure: float = 0.8  # probability from which a belief is a target, and votes in place of the label
+    label_power: float = 0.5  # of the given label against a belief; below 1, as the belief has learned from it
     strong: float = 1.0  # weight of the second view
     closeness: float = 1.0  # weight of 1 − cosine between the features of the second view and the teacher's
 
@@ -56,6 +59,7 @@ class Nearsay:
         check_number("strictness", self.strictness, 0, 100)
         check_number("momentum", self.momentum, 0, 0.999)
         check_number("sure", self.sure, 0, 1)
+        check_number("label_power", self.label_power, 0, 1)
         check_number("strong", self.strong, 0, 100)
         check_number("closeness", self.closeness, 0, 100)
 
@@ -68,6 +72,7 @@ class Nearsay:
             "seen": torch.full((num_examples + 1,), PADDING),
             "center": torch.zeros(num_features),
             "shares": torch.full((num_classes,), 1 / num_classes),  # of the classes in what is learned
+            "noise": 0.5 * torch.eye(num_classes) + 0.5 / num_classes,  # (C, C) how each class is labeled, by columns
         }
 
     def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
@@ -126,12 +131,28 @@ class Nearsay:
         own = (votes * given).sum(dim=1) / weight.clamp(min=_TINY)
         agreement = (own / votes.amax(dim=1).clamp(min=_TINY)).where((weight > 0) & (votes.sum(dim=1) > 0), 0.0)
         trust = (agreement**self.strictness)[:, None]  # (B, 1)
-        belief = 0.5 * (memory["beliefs"][places] + theirs)
+        belief = self._weigh(0.5 * (memory["beliefs"][places] + theirs), given, memory)
         is_sure = (belief.amax(dim=1) >= self.sure) & (indices != PADDING)
         believed = one_hot(belief.argmax(dim=1), belief.shape[1]).to(given)
         self._relabel(indices, torch.where(is_sure[:, None], believed, given), memory)
         targets = torch.where(is_sure[:, None], believed, trust * given)
         return Testimony(targets * self._balance(targets, memory), agreement, is_sure)
+
+    def _weigh(self, belief: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+        """(B, C) what to believe of examples that are labeled as given, by a tempered rule of Bayes.
+
+        How classes are labeled is counted among examples whose class is sure without a look at their own label. What
+        the network is sure of, it is also sure of where it errs; a right label, if most are, then keeps it in doubt.
+        """
+        weight = given.sum(dim=1, keepdim=True)
+        labels = given / weight.clamp(min=_TINY)
+        is_counted = (belief.amax(dim=1, keepdim=True) >= self.sure) & (weight > 0)
+        counts = dist.total((one_hot(belief.argmax(dim=1), belief.shape[1]).to(labels) * is_counted).T @ labels)
+        sizes = counts.sum(dim=1, keepdim=True)
+        _follow_(memory["noise"], counts / sizes.clamp(min=_TINY), sizes > 0)
+        told = (labels @ memory["noise"].clamp(min=_RARE).T).where(weight > 0, 1.0)
+        weighed = belief.clamp(min=_TINY) * told**self.label_power
+        return weighed / weighed.sum(dim=1, keepdim=True)
 
     def _balance(self, targets: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
         """(C,) what makes every class count alike in what is learned, within a factor of five."""
