@@ -223,7 +223,7 @@ def test_a_rare_class_is_taught_as_much_as_the_others_within_a_factor_of_five():
         memory["shares"] = torch.tensor([1 - share, share])
         factors = objective._balance(torch.zeros(1, 2), memory)  # nothing is taught, so nothing moves
         torch.testing.assert_close(factors, torch.tensor([0.5 / (1 - share), wanted]))
-    factors = objective._balance(torch.tensor([[3.0, 0.0]]), memory)
+    objective._balance(torch.tensor([[3.0, 0.0]]), memory)
     torch.testing.assert_close(memory["shares"], torch.tensor([0.99 + 0.01 * 0.01, 0.01 - 0.01 * 0.01]))
 
 
