@@ -7,7 +7,9 @@
 `run` leaves out what results/ and its own folder of runs already have, unless the recipe has changed since. It starts
 no run that would not end in time, and goes on after one that fails. What it finds is in one file, so that it can work
 on another machine; `take` puts that file into results/, a small file for each run. All runs share one process, so that
-its imports and what the compiler keeps stay warm.
+its imports and what the compiler keeps stay warm. Several such processes may work in one folder of runs and on one
+device, each on another run: they fill it better, most of all where NVIDIA's MPS runs. The record then says how long
+the run took, and how much of that was its share of the device.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from nearsay.experiment import Machine
 from nearsay.failures import INTERNAL, exit_code, explain
 from nearsay.host import Stopped, hardware
 from nearsay.results.queue import FILE, read_queue
-from nearsay.results.record import MERGED, changed_since, make_record, read_records, take, write_json
+from nearsay.results.record import MERGED, changed_since, device_seconds, make_record, read_records, take, write_json
 from nearsay.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -85,10 +87,10 @@ def run_queue(arguments):
     """Run what is left and fits; returns 0 if no run failed."""
     deadline = time.monotonic() + arguments.seconds
     place = {key: str(path.expanduser().absolute()) for key, path in _files(arguments).items() if path is not None}
-    known = read_records(arguments.results)
-    records = arguments.runs / "records"
-    records.mkdir(parents=True, exist_ok=True)
-    here, failed = read_records(records), _read_failed(records / "failed" / "failed.json")
+    known, claims = read_records(arguments.results), arguments.runs / "claims"
+    for folder in (claims, arguments.runs / "records" / "failed"):
+        folder.mkdir(parents=True, exist_ok=True)
+    here, failed, began = *_found(arguments), time.time()
     done = (
         set()
         if arguments.again
@@ -102,27 +104,35 @@ def run_queue(arguments):
         for number, each in enumerate(left, start=1):
             if signals:
                 break
-            needed, remaining = expected(each, [*known.values(), *here.values()]), deadline - time.monotonic()
+            here, others = _found(arguments)[0], len(_under_way(claims))
+            needed = (1 + others) * expected(each, [*known.values(), *here.values()])
+            remaining = deadline - time.monotonic()
             if needed > remaining and not (arguments.split and remaining > ENDING):
                 print(f"{number}/{len(left)}  {each.name} would take {needed:.0f} of {remaining:.0f} s: later")
                 continue
-            print(f"{number}/{len(left)}  {each.name} ...", flush=True)
-            try:
-                here[each.name] = run_one(each, arguments, place)
-                failed.pop(each.name, None)
-            except Stopped as stop:
-                print(f"{each.name}: {stop}", flush=True)
-                break
-            except Exception as error:  # whatever it is, the other runs may do better
-                traceback.print_exc()
-                failed[each.name] = explain(error, exit_code(error))
-                print(f"{each.name} failed: {failed[each.name]}", flush=True)
-            _write(arguments, here, failed)
+            with _claimed(each.name, arguments, began) as mine:
+                if not mine:
+                    print(f"{number}/{len(left)}  {each.name} is run by another process", flush=True)
+                    continue
+                print(f"{number}/{len(left)}  {each.name} ...", flush=True)
+                failure = _failure(arguments, each.name)
+                try:
+                    run_one(each, arguments, place)
+                    failure.unlink(missing_ok=True)
+                except Stopped as stop:
+                    print(f"{each.name}: {stop}", flush=True)
+                    break
+                except Exception as error:  # whatever it is, the other runs may do better
+                    traceback.print_exc()
+                    reason = explain(error, exit_code(error))
+                    write_json(failure, {"reason": reason})
+                    print(f"{each.name} failed: {reason}", flush=True)
+            _write(arguments)
             if not _recover():
                 print(f"the device does not answer any more after {each.name}; start again", flush=True)
                 return INTERNAL
-    _write(arguments, here, failed)
-    return INTERNAL if failed else 0
+    _write(arguments)
+    return INTERNAL if _found(arguments)[1] else 0
 
 
 def run_one(wanted, arguments, place):
@@ -132,10 +142,13 @@ def run_one(wanted, arguments, place):
     began, folder = time.perf_counter(), arguments.runs / wanted.name
     recipe, *words = wanted.words(place)
     call = config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides)
-    result = train(call.experiment, folder, origin=call.origin)
+    with _share(arguments.runs / "claims") as share:
+        result = train(call.experiment, folder, origin=call.origin)
     seconds = time.perf_counter() - began
     result["versions"] = {**result["versions"], "cuda": torch.version.cuda or ""}
     record = make_record(wanted, result, config.to_tree(call.experiment), seconds=seconds, places=place)
+    if share[0] < 0.98 * seconds:
+        record["device_seconds"] = round(share[0], 1)
     if re.search(arguments.audit, wanted.name):
         record["audit"] = _audit(folder)
     record["commit"] = arguments.commit or _commit()
@@ -167,7 +180,7 @@ def expected(wanted, records):
     """
     device = hardware(Machine().find_device())
     alike = [
-        each["seconds"]
+        device_seconds(each)
         for each in records
         if f"method={wanted.method}" in each["arguments"]
         and (each["protocol"], each["hardware"]) == (wanted.protocol, device)
@@ -207,16 +220,81 @@ def _left(arguments, done, place, failed):
     return sorted(wanted, key=lambda each: each.name in failed)
 
 
-def _write(arguments, records, failed):
+def _found(arguments):
+    """What is recorded in the folder of runs, and why others failed, also by other processes."""
+    failures = sorted(_failure(arguments, "").parent.glob("*.json"))
+    return read_records(arguments.runs / "records"), {
+        path.stem: json.loads(path.read_text("utf-8"))["reason"] for path in failures
+    }
+
+
+def _failure(arguments, name):
+    return arguments.runs / "records" / "failed" / f"{name}.json"
+
+
+def _write(arguments):
     """Everything that was found, after each run: whatever happens next, it is not lost."""
+    records, failed = _found(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_json(arguments.out / MERGED, {"records": list(records.values()), "failed": failed})
-    (arguments.runs / "records" / "failed").mkdir(exist_ok=True)
-    write_json(arguments.runs / "records" / "failed" / "failed.json", failed)
 
 
-def _read_failed(path):
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+@contextmanager
+def _claimed(name, arguments, began):
+    """Whether the run is for this process: no other has it, or has ended it since this one `began`.
+
+    A claim is a link to the number of a process, made in one piece, and counts as long as the process lives.
+    """
+    path = arguments.runs / "claims" / name
+    if path.is_symlink() and path not in _under_way(path.parent):
+        path.unlink(missing_ok=True)
+    try:
+        path.symlink_to(str(os.getpid()))
+    except FileExistsError:
+        yield False
+        return
+    ended = (arguments.runs / "records" / f"{name}.json", _failure(arguments, name))
+    try:
+        yield not any(each.exists() and each.stat().st_mtime > began for each in ended)
+    finally:
+        path.unlink()
+
+
+def _under_way(claims):
+    """The claims of all processes that live, this one's too."""
+    return [path for path in claims.iterdir() if _lives(path)]
+
+
+def _lives(claim):
+    try:
+        os.kill(int(os.readlink(claim)), 0)
+    except PermissionError:
+        return True  # of another user
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@contextmanager
+def _share(claims):
+    """In a list of one, seconds of the device: those that pass, each divided by the runs that are under way in it."""
+    spent, over = [0.0], threading.Event()
+
+    def count():
+        before, ended = time.perf_counter(), False
+        while not ended:
+            ended = over.wait(1.0)
+            now = time.perf_counter()
+            spent[0] += (now - before) / max(1, len(_under_way(claims)))
+            before = now
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    try:
+        yield spent
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

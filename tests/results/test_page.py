@@ -52,6 +52,13 @@ def test_a_number_stands_in_its_cell_with_what_it_cost(tmp_path):
     assert all("81.24" not in " ".join(row) for row in lines(text, "`ncr+mixup`"))
 
 
+def test_a_run_that_shared_its_device_counts_with_its_share(tmp_path):
+    made = record(cell(BY_KEY["symmetric-80"], "ncr"), 0.81236, seconds=180.0)
+    text = page(tmp_path, {**made, "device_seconds": 72.0})
+    assert lines(text, "`ncr` ")[0][-1] == "1.2"
+    assert lines(text, f"`{made['name']}`", "## All runs")[0][8:10] == ["1.2", "69 500 shared"]
+
+
 def test_protocols_are_never_mixed(tmp_path):
     short = record(cell(WORST, "ncr+mixup"), 0.80)
     long = record(cell(WORST, "ncr+mixup", protocol="paper"), 0.90)

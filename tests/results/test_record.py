@@ -97,6 +97,8 @@ def test_a_changed_recipe_is_noticed():
         ({"audit": 5}, "its 'audit' is '5'"),
         ({"audit": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
         ({"seconds": None}, "its 'seconds' is 'None'"),
+        ({"seconds": 60.0, "device_seconds": 61.0}, "its 'device_seconds' 61.0 are no part of 60.0 seconds"),
+        ({"device_seconds": "few"}, "its 'device_seconds' 'few' are no part"),
         ({"seconds": float("inf")}, "its 'seconds' is 'inf'"),
         ({"seed": "x"}, "its 'seed' is 'x'"),
         ({"arguments": [1]}, "1 is no word of a command"),

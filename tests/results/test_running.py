@@ -1,6 +1,11 @@
 """benchmarks/cifar.py on small stand-ins: what is run, what is left for later, and what survives."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import cifar
 import pytest
@@ -80,6 +85,66 @@ def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_thei
     assert (code, names, failed) == (0, ["brief"], {})
     assert "endless: stopped by SIGTERM" in told
     assert list((tmp_path / "runs" / "endless" / "checkpoints").glob("step-*"))
+
+
+@pytest.fixture
+def another():
+    """The number of a process that lives."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.stdin.close()
+
+
+def test_a_run_that_another_process_has_is_left_to_it_and_one_whose_process_died_is_not(run, tmp_path, another):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    claims = tmp_path / "runs" / "claims"
+    claims.mkdir(parents=True)
+    (claims / "theirs").symlink_to(str(another))
+    (claims / "orphan").symlink_to(str(process.pid))
+    code, names, _, told = run([toy("theirs"), toy("orphan")])
+    assert (code, names) == (0, ["orphan"])
+    assert "1/2  theirs is run by another process" in told
+    assert [each.name for each in claims.iterdir()] == ["theirs"]
+
+
+def test_a_run_that_another_process_has_ended_meanwhile_is_not_run_again(run, tmp_path, monkeypatch):
+    plain = cifar.run_one
+
+    def run_both(wanted, arguments, place):  # as if another process were quicker with the second
+        plain(wanted, arguments, place)
+        made = json.loads((tmp_path / "runs" / "records" / "one.json").read_text())
+        take([{**made, "name": "two", "seed": 77}], tmp_path / "runs" / "records")
+
+    monkeypatch.setattr(cifar, "run_one", run_both)
+    assert run([toy("one"), toy("two")])[1] == ["one", "two"]
+    assert read_records(tmp_path / "runs" / "records")["two"]["seed"] == 77
+
+
+def test_seconds_with_another_run_beside_it_count_half(tmp_path, another):
+    (tmp_path / "mine").symlink_to(str(os.getpid()))
+    with cifar._share(tmp_path) as alone:
+        time.sleep(0.2)
+    (tmp_path / "theirs").symlink_to(str(another))
+    began = time.perf_counter()
+    with cifar._share(tmp_path) as shared:
+        time.sleep(2.2)
+    taken = time.perf_counter() - began
+    assert alone[0] >= 0.2
+    assert shared[0] == pytest.approx(taken / 2, rel=0.05)
+
+
+def test_two_processes_in_one_folder_run_everything_once(tmp_path):
+    queue = [toy(f"run-{number}", f"seed={number}") for number in range(4)]
+    (tmp_path / "queue.json").write_text(write_queue(queue))
+    folders = ("--queue", tmp_path / "queue.json", "--results", tmp_path, "--runs", tmp_path / "runs")
+    words = [sys.executable, Path(cifar.__file__), "run", *folders, "--out", tmp_path / "out"]
+    both = [subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = "".join(process.communicate()[0] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(line.split()[1] for line in told.splitlines() if line.endswith(" ...")) == [q.name for q in queue]
+    merged = json.loads((tmp_path / "out" / "cifar.json").read_text())
+    assert [each["name"] for each in merged["records"]] == [q.name for q in queue]
 
 
 def test_a_run_whose_recipe_has_changed_since_is_run_again(run, tmp_path):

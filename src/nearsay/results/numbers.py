@@ -6,7 +6,7 @@ from functools import cached_property
 
 from nearsay.report.groups import Spread, spread
 from nearsay.results.queue import Wanted
-from nearsay.results.record import Record
+from nearsay.results.record import Record, device_seconds
 
 NOT_RUN = "not run"
 NOTHING = "–"
@@ -48,7 +48,7 @@ class Numbers:
 
     def minutes(self, wanted: Iterable[Wanted]) -> str:
         """What a run takes, over all runs of a row; with the range where they differ by more than a quarter."""
-        taken = [each["seconds"] / 60 for one in wanted for each in self.of(one)]
+        taken = [device_seconds(each) / 60 for one in wanted for each in self.of(one)]
         if not taken:
             return NOTHING
         mean = sum(taken) / len(taken)

@@ -24,7 +24,7 @@ from nearsay.results.queue import (
     cell,
     queue,
 )
-from nearsay.results.record import Record, changed_since, check_queued, read_records
+from nearsay.results.record import Record, changed_since, check_queued, device_seconds, read_records
 
 NOTES = "notes.md"
 _TIERS: dict[Tier, str] = {
@@ -80,7 +80,8 @@ def _rules(records: dict[str, Record]) -> list[str]:
         "drawn once and shared: by both networks of a pair, and by all methods with the same seed.\n"
         "- No method knows the noise rate, and each has one setting for all columns, but for ELR's own β and λ for "
         "asymmetric noise. `elr+` and `ncr+elr+` are two networks, judged by the mean of both; all others are one.\n"
-        f"- Minutes are those of a whole run {where}, with compilation, evaluation after each epoch and predictions.",
+        f"- Minutes are those of a whole run {where}, with compilation, evaluation after each epoch and predictions; "
+        "where several shared a device, each second of it is divided among them, and images/s are marked.",
     ]
 
 
@@ -261,8 +262,8 @@ def _run(record: Record) -> list[str]:
             for kind in ("auroc", "average_precision")
         ),
         NOTHING if rate is None else f"{100 * rate:.1f} %",
-        f"{record['seconds'] / 60:.1f}",
-        f"{record['images_per_second']:,.0f}".replace(",", " "),
+        f"{device_seconds(record) / 60:.1f}",
+        f"{record['images_per_second']:,.0f}{' shared' if 'device_seconds' in record else ''}".replace(",", " "),
         f"{record['peak_memory_bytes'] / 2**30:.1f}",
         record["commit"] or NOTHING,
     ]

@@ -61,6 +61,11 @@ def make_record(
     }
 
 
+def device_seconds(record: Record) -> float:
+    """How long a run had the device: all the time that it took, or its share of it where others ran at once."""
+    return float(record["device_seconds"] if "device_seconds" in record else record["seconds"])
+
+
 def read_records(folder: Path) -> dict[str, Record]:
     """All records in a folder by name; ValueError names a file that is none."""
     found = {}
@@ -159,6 +164,9 @@ def _checked(record: Any) -> Record:
         shares = [found.get(kind) if isinstance(found, dict) else None for kind in _ACCURACIES]
         if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
             raise ValueError(f"its accuracies {shares} on {split!r} are no shares from 0 to 1")
+    share = record.get("device_seconds", 0.0)
+    if not isinstance(share, int | float) or not 0 <= share <= record["seconds"]:
+        raise ValueError(f"its 'device_seconds' {share!r} are no part of {record['seconds']} seconds")
     audit = record.get("audit") or {}
     if not isinstance(audit, dict):
         raise ValueError(f"its 'audit' is {str(audit)[:40]!r}")
