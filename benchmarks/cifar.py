@@ -87,8 +87,8 @@ def run_queue(arguments):
     """Run what is left and fits; returns 0 if no run failed."""
     deadline = time.monotonic() + arguments.seconds
     place = {key: str(path.expanduser().absolute()) for key, path in _files(arguments).items() if path is not None}
-    known, claims = read_records(arguments.results), arguments.runs / "claims"
-    for folder in (claims, arguments.runs / "records" / "failed"):
+    known, sharing = read_records(arguments.results), arguments.runs / "sharing"
+    for folder in (sharing, arguments.runs / "claims", arguments.runs / "records" / "failed"):
         folder.mkdir(parents=True, exist_ok=True)
     here, failed, began = *_found(arguments), time.time()
     done = (
@@ -104,7 +104,7 @@ def run_queue(arguments):
         for number, each in enumerate(left, start=1):
             if signals:
                 break
-            here, others = _found(arguments)[0], len(_under_way(claims))
+            here, others = _found(arguments)[0], len(_living(sharing))
             needed = (1 + others) * expected(each, [*known.values(), *here.values()])
             remaining = deadline - time.monotonic()
             if needed > remaining and not (arguments.split and remaining > ENDING):
@@ -142,7 +142,7 @@ def run_one(wanted, arguments, place):
     began, folder = time.perf_counter(), arguments.runs / wanted.name
     recipe, *words = wanted.words(place)
     call = config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides)
-    with _share(arguments.runs / "claims") as share:
+    with _share(arguments.runs / "sharing") as share:
         result = train(call.experiment, folder, origin=call.origin)
     seconds = time.perf_counter() - began
     result["versions"] = {**result["versions"], "cuda": torch.version.cuda or ""}
@@ -150,7 +150,7 @@ def run_one(wanted, arguments, place):
     if share[0] < 0.98 * seconds:
         record["device_seconds"] = round(share[0], 1)
     if re.search(arguments.audit, wanted.name):
-        record["audit"] = _audit(folder)
+        record["audit"] = _audit(folder, arguments.runs / "sharing")
     record["commit"] = arguments.commit or _commit()
     write_json(arguments.runs / "records" / f"{wanted.name}.json", record)
     _tell(record)
@@ -159,10 +159,12 @@ def run_one(wanted, arguments, place):
     return record
 
 
-def _audit(folder):
+def _audit(folder, sharing):
     """What `nearsay audit` finds in a run, and how long it takes; {} where no label is known to be wrong."""
-    began = time.perf_counter()
+    began, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // (1 + len(_living(sharing)))))  # more would wait for each other
     found = audit_run(folder, report=False).summary
+    torch.set_num_threads(threads)
     if found["detection"] is None:
         return {}
     return {
@@ -246,7 +248,7 @@ def _claimed(name, arguments, began):
     A claim is a link to the number of a process, made in one piece, and counts as long as the process lives.
     """
     path = arguments.runs / "claims" / name
-    if path.is_symlink() and path not in _under_way(path.parent):
+    if path.is_symlink() and not _lives(path):
         path.unlink(missing_ok=True)
     try:
         path.symlink_to(str(os.getpid()))
@@ -260,14 +262,14 @@ def _claimed(name, arguments, began):
         path.unlink()
 
 
-def _under_way(claims):
-    """The claims of all processes that live, this one's too."""
-    return [path for path in claims.iterdir() if _lives(path)]
+def _living(folder):
+    """The links in a folder whose processes live."""
+    return [path for path in folder.iterdir() if _lives(path)]
 
 
-def _lives(claim):
+def _lives(link):
     try:
-        os.kill(int(os.readlink(claim)), 0)
+        os.kill(int(os.readlink(link)), 0)
     except PermissionError:
         return True  # of another user
     except (OSError, ValueError):
@@ -276,16 +278,18 @@ def _lives(claim):
 
 
 @contextmanager
-def _share(claims):
-    """In a list of one, seconds of the device: those that pass, each divided by the runs that are under way in it."""
-    spent, over = [0.0], threading.Event()
+def _share(sharing):
+    """In a list of one, seconds of the device: those that pass, each divided by the processes that train in it."""
+    spent, over, mine = [0.0], threading.Event(), sharing / str(os.getpid())
+    mine.unlink(missing_ok=True)  # of a process that died, and had this number
+    mine.symlink_to(mine.name)
 
     def count():
         before, ended = time.perf_counter(), False
         while not ended:
             ended = over.wait(1.0)
             now = time.perf_counter()
-            spent[0] += (now - before) / max(1, len(_under_way(claims)))
+            spent[0] += (now - before) / max(1, len(_living(sharing)))
             before = now
 
     thread = threading.Thread(target=count, daemon=True)
@@ -295,6 +299,7 @@ def _share(claims):
     finally:
         over.set()
         thread.join()
+        mine.unlink()
 
 
 @contextmanager
