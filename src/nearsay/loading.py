@@ -11,7 +11,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import NamedTuple
@@ -178,6 +181,7 @@ class Stream:
             timeout=self.timeout if self.workers else 0,
             generator=torch.Generator(),  # or iterating would draw from torch's global one
             worker_init_fn=_ignore_signals,
+            multiprocessing_context=_make_context() if self.workers else None,
             prefetch_factor=_AHEAD if self.workers else None,
             pin_memory=self.pin,
         )
@@ -280,6 +284,26 @@ def finish(inputs: Tensor, normalize: Transform | None) -> Tensor:
     if normalize is None or inputs.ndim != 4:
         return inputs if inputs.is_floating_point() else inputs.float() / 255
     return normalize.apply(inputs, inputs.new_zeros(len(inputs), 0, dtype=torch.float32))
+
+
+class _Flag:
+    """An event without a lock. Whoever dies while looking at one of Python's keeps its lock, and all others wait."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self._raised = context.RawValue("b", 0)
+
+    def is_set(self) -> bool:
+        return bool(self._raised.value)
+
+    def set(self) -> None:
+        self._raised.value = 1
+
+
+def _make_context() -> BaseContext:
+    """Processes as usual, but for the event by which torch lets its workers go: a killed one must not block it."""
+    context = copy(multiprocessing.get_context())
+    context.Event = partial(_Flag, context)  # type: ignore[method-assign, assignment]
+    return context
 
 
 class _Steps(Dataset[Rows]):

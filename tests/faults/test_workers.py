@@ -1,11 +1,13 @@
 """A process that decodes images dies, hangs or finds no shared memory: the run says whom it took along, and ends."""
 
+import gc
 import multiprocessing
 import os
 import random
 import re
 import resource
 import signal
+import sys
 import time
 
 import numpy as np
@@ -82,6 +84,16 @@ def make_ill(monkeypatch, name, illness):
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_looking():
+    """With what a worker holds for a moment after each step, when it looks whether it may go."""
+    frame = sys._getframe()
+    while "done_event" not in frame.f_locals:
+        frame = frame.f_back
+    if lock := getattr(frame.f_locals["done_event"], "_cond", None):
+        lock.acquire()
+    die()
 
 
 def hang():
@@ -228,6 +240,26 @@ def test_a_worker_that_dies_at_once_is_missed(photos, monkeypatch):
     with pytest.raises(WorkerError, match=r"in flight were cat/20\.png"), stream.explained():
         next(rows)
     assert time.monotonic() - start < 10
+
+
+def test_a_worker_that_dies_while_it_looks_whether_it_may_go_does_not_keep_the_others(photos, monkeypatch):
+    def ring(number, frame):
+        raise TimeoutError("it waits for the dead")
+
+    make_ill(monkeypatch, "20.png", die_while_looking)
+    before = signal.signal(signal.SIGALRM, ring)
+    start = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    try:
+        stream, rows = idle(photos)
+        with pytest.raises(WorkerError, match=r"in flight were cat/20\.png"), stream.explained():
+            next(rows)
+        del rows
+        gc.collect()  # where torch lets its workers go
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 4
 
 
 def test_whatever_ends_the_work_ends_a_hanging_worker(photos, monkeypatch):
