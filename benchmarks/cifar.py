@@ -64,7 +64,9 @@ def _parse(words):
     run.add_argument("--tier", choices=("A", "B", "C"))
     run.add_argument("--seconds", type=float, default=float("inf"), help="when to stop; by default at the end")
     run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
-    run.add_argument("--runs", type=Path, default=Path("runs/cifar"), help="folder of the runs themselves")
+    run.add_argument(
+        "--runs", type=Path, default=Path("runs/cifar"), help="folder of the runs; who shares it shares the work"
+    )
     run.add_argument("--keep", default="$^", help="a regular expression: run folders that stay after they are recorded")
     run.add_argument("--audit", default="human", help="a regular expression: runs whose labels are audited as well")
     run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
@@ -90,7 +92,7 @@ def run_queue(arguments):
     known, sharing = read_records(arguments.results), arguments.runs / "sharing"
     for folder in (sharing, arguments.runs / "claims", arguments.runs / "records" / "failed"):
         folder.mkdir(parents=True, exist_ok=True)
-    here, failed, began = *_found(arguments), time.time()
+    began, (here, failed) = time.time(), _found(arguments)
     done = (
         set()
         if arguments.again
@@ -112,7 +114,7 @@ def run_queue(arguments):
                 continue
             with _claimed(each.name, arguments, began) as mine:
                 if not mine:
-                    print(f"{number}/{len(left)}  {each.name} is run by another process", flush=True)
+                    print(f"{number}/{len(left)}  {each.name} is left to another process", flush=True)
                     continue
                 print(f"{number}/{len(left)}  {each.name} ...", flush=True)
                 failure = _failure(arguments, each.name)
@@ -163,8 +165,10 @@ def _audit(folder, sharing):
     """What `nearsay audit` finds in a run, and how long it takes; {} where no label is known to be wrong."""
     began, threads = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(max(1, threads // (1 + len(_living(sharing)))))  # more would wait for each other
-    found = audit_run(folder, report=False).summary
-    torch.set_num_threads(threads)
+    try:
+        found = audit_run(folder, report=False).summary
+    finally:
+        torch.set_num_threads(threads)
     if found["detection"] is None:
         return {}
     return {
@@ -259,7 +263,7 @@ def _claimed(name, arguments, began):
     try:
         yield not any(each.exists() and each.stat().st_mtime > began for each in ended)
     finally:
-        path.unlink()
+        path.unlink(missing_ok=True)  # two that find the same dead process's claim may take it from each other
 
 
 def _living(folder):

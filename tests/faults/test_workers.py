@@ -249,7 +249,7 @@ def test_a_worker_that_dies_while_it_looks_whether_it_may_go_does_not_keep_the_o
     make_ill(monkeypatch, "20.png", die_while_looking)
     before = signal.signal(signal.SIGALRM, ring)
     start = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, 5)
+    signal.setitimer(signal.ITIMER_REAL, 30)
     try:
         stream, rows = idle(photos)
         with pytest.raises(WorkerError, match=r"in flight were cat/20\.png"), stream.explained():
@@ -259,7 +259,7 @@ def test_a_worker_that_dies_while_it_looks_whether_it_may_go_does_not_keep_the_o
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 25
 
 
 def test_whatever_ends_the_work_ends_a_hanging_worker(photos, monkeypatch):

@@ -30,7 +30,7 @@ def recipe(
 
     Command: nearsay train digits method=ncr noise=0.4
 
-    Time: that command takes 13 seconds on one thread of an AMD EPYC, start and predictions included (torch 2.13.0).
+    Time: that command takes 13 seconds on one thread of a busy AMD EPYC, predictions included (torch 2.13.0).
     Accuracy: 90.3 ± 0.9 % (seeds 0 to 2, n = 3, final epoch, commit 380dc3e).
 
     Args:

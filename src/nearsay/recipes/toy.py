@@ -22,7 +22,7 @@ def recipe(
 
     Command: nearsay train toy method=ncr noise=0.4
 
-    Time: that command takes 6 seconds on one thread of an AMD EPYC, start and predictions included (torch 2.13.0).
+    Time: that command takes 6 seconds on one thread of a busy AMD EPYC, predictions included (torch 2.13.0).
     Accuracy: 94.1 ± 0.8 % (seeds 0 to 2, n = 3, final epoch, commit 380dc3e).
 
     Args:

@@ -97,7 +97,7 @@ def _progress(wanted: Sequence[Wanted], records: dict[str, Record]) -> list[str]
         "## What is done",
         table(header, rows, num_left=2),
         "`python benchmarks/cifar.py run --data DIR --labels FILE` runs what is left of "
-        "[queue.json](../results/queue.json).",
+        "[queue.json](../results/queue.json); started more than once, the processes share the work.",
     ]
 
 
