@@ -14,6 +14,7 @@ from nearsay.augment import (
     IMAGENET_COLORS,
     Augment,
     ColorJitter,
+    Cutout,
     Mixup,
     RandAugment,
     RandomResizedCrop,
@@ -158,7 +159,8 @@ def test_every_recipe_takes_every_method(name):
         elif method == "ncr+mixup+da":
             assert experiment.augment.second == (*experiment.augment.first, ColorJitter())
         elif method == "nearsay":
-            assert experiment.augment.second == (*experiment.augment.first, RandAugment())
+            covering = (Cutout(size=16),) if name in ("cifar10", "cifar100") else ()
+            assert experiment.augment.second == (*experiment.augment.first, RandAugment(), *covering)
             assert experiment.self_taught
         elif experiment.augment is not None:
             assert isinstance(experiment.augment, Augment)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from nearsay.augment import Flip, Mixup, Normalize, PadCrop
+from nearsay.augment import Cutout, Flip, Mixup, Normalize, PadCrop, RandAugment
 from nearsay.core import Dataset, Noise
 from nearsay.experiment import Experiment
 from nearsay.models import PreActResNet18, ResNet
@@ -143,7 +143,9 @@ def make_experiment(
         **choice.fields(training.epochs),
         averaging_ramp=training.ramp if is_pair(method) else 0.0,
         noise_per_network=noise_per_network,
-        augment=choice.augment(PadCrop(padding=4, mode=training.padding), Flip()),
+        augment=choice.augment(
+            PadCrop(padding=4, mode=training.padding), Flip(), strongly=(RandAugment(), Cutout(size=16))
+        ),
         normalize=colors,
         optimizer=SGD(lr=training.lr, momentum=0.9, weight_decay=training.weight_decay),
         schedule=training.schedule,

@@ -80,10 +80,10 @@ class Choice(NamedTuple):
     propagates: bool = False  # labels over the features, halfway
     is_strong: bool = False  # the second view is strongly augmented, and the teacher is the network's own average
 
-    def augment(self, *transforms: Transform) -> Augment | Views:
-        """The transforms, for as many views of an image as the method compares."""
+    def augment(self, *transforms: Transform, strongly: tuple[Transform, ...] = (RandAugment(),)) -> Augment | Views:
+        """The transforms, for as many views of an image as the method compares; a strong one is made by `strongly`."""
         if self.num_views == 2:
-            more = (ColorJitter(),) if self.jitters else (RandAugment(),) if self.is_strong else ()
+            more = (ColorJitter(),) if self.jitters else strongly if self.is_strong else ()
             return Views(first=transforms, second=(*transforms, *more))
         return Augment(transforms=transforms)
 
