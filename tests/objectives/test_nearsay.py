@@ -122,7 +122,19 @@ def by_hand(outputs, batch, memory, stage):
             1 - torch.cosine_similarity(outputs.features[B + row], batch.teacher.features[row], dim=0) for row in rows
         ]
         total = total + sum(apart) / len(apart)
-    return total
+    strange = [(1 - made[row].sum()) * strangeness(outputs, batch, memory["center"], rows, row) for row in rows]
+    return total + 0.1 * sum(strange) / len(strange)
+
+
+def strangeness(outputs, batch, center, rows, row):
+    """KL between the similarities that the teacher and the second view see to all other rows."""
+    others = [batch.teacher.features[other] - center for other in rows if other != row]
+    sides = []
+    for own, temperature in ((batch.teacher.features[row], 0.05), (outputs.features[B + row], 0.1)):
+        cosines = [torch.cosine_similarity(own - center, other, dim=0) for other in others]
+        total = sum((cosine / temperature).exp() for cosine in cosines)
+        sides.append([(cosine / temperature).exp() / total for cosine in cosines])
+    return sum(wanted * (wanted / found).log() for wanted, found in zip(*sides, strict=True))
 
 
 @pytest.mark.parametrize("stage", ["labels", "neighbors"])
@@ -135,9 +147,12 @@ def test_it_is_what_loops_over_numbers_give(stage, is_mixed, filled):
         if is_mixed:
             teacher, batch = batch.teacher, Mixup(views="first")(batch, seed=seed, epoch=0)
             assert batch.teacher is teacher
+        outputs = Outputs(*(part.requires_grad_() for part in outputs))
         wanted = by_hand(outputs, batch, theirs, stage)
         loss = OBJECTIVE(outputs, batch, torch.tensor(3.0), mine, stage)
         torch.testing.assert_close(loss.total, wanted, rtol=1e-9, atol=1e-9)
+        slopes, wanted_slopes = (torch.autograd.grad(total, outputs) for total in (loss.total, wanted))
+        torch.testing.assert_close(slopes, wanted_slopes, rtol=1e-8, atol=1e-9)
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
@@ -255,6 +270,7 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
         "label_power",
         "strong",
         "closeness",
+        "kinship",
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(field):

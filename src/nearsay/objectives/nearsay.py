@@ -5,7 +5,8 @@ of an example in the whole set vote with their present labels; its own label is 
 near it comes to winning that vote. Once the network and the neighbors together are sure of a class in the face of the
 label, that class takes the place of the label, for learning and for voting. How often each class is labeled as what is
 counted on the way, so that the more labels are right, the more it takes to overrule one. So a wrong label is first left
-out, then outvoted and replaced. No rate of noise is given.
+out, then outvoted and replaced. As long as nobody knows its label, an example teaches by those it looks like: two views
+of it shall resemble the same others. No rate of noise is given.
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class Testimony(NamedTuple):
     targets: Tensor  # (B, C) a label or a belief; its sum is the weight of the example
     agreement: Tensor  # (B,) how near the label comes to winning the vote of the neighbors, from 0 to 1
     is_sure: Tensor  # (B,) bool: belief is strong enough to be a target
+    doubt: Tensor  # (B,) what the target falls short of the weight of a certain one, from 0 to 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Nearsay:
     label_power: float = 0.5  # of the given label against a belief; below 1, as the belief has learned from it
     strong: float = 1.0  # weight of the second view
     closeness: float = 1.0  # weight of 1 − cosine between the features of the second view and the teacher's
+    kinship: float = 0.1  # weight, where labels are in doubt, of how differently both see the others of the batch
 
     def __post_init__(self) -> None:
         check_whole("k", self.k, 1)
@@ -62,6 +65,7 @@ class Nearsay:
         check_number("label_power", self.label_power, 0, 1)
         check_number("strong", self.strong, 0, 100)
         check_number("closeness", self.closeness, 0, 100)
+        check_number("kinship", self.kinship, 0, 100)
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
         """Features, beliefs and present labels of every example, who has been seen, and averages over the data."""
@@ -112,9 +116,31 @@ class Nearsay:
         )
         near = torch.cosine_similarity(features, goal, eps=1e-6)
         apart = dist.mean((1 - near).where(batch.is_real[num:], 0.0), real[num:])
-        terms |= {"second": second.detach(), "apart": apart.detach()}
-        total = first + self.strong * second
+        with autocast_off(features):
+            strange = self._estrange(features, goal.to(features), batch.indices[:num], memory["center"].to(features))
+        strange = strange * known.doubt.repeat(batch.views - 1)
+        strange = dist.mean(strange.where(batch.is_real[num:], 0.0), real[num:])
+        terms |= {"second": second.detach(), "apart": apart.detach(), "strange": strange.detach()}
+        total = first + self.strong * second + self.kinship * strange
         return Loss(total + self.closeness * apart if stage == "neighbors" else total, terms)
+
+    def _estrange(self, features: Tensor, goal: Tensor, indices: Tensor, center: Tensor) -> Tensor:
+        """(V·B,) KL(teacher ‖ network) of the softmax of the cosines of every row with all others of the batch.
+
+        No label is asked. The teacher's softmax is twice as sharp, so that what is near has to come nearer yet and
+        small differences grow, where they would otherwise vanish.
+        """
+        everyone, everywhere = dist.gather(indices), normalize(dist.gather(goal[: len(indices)]) - center)[0]
+        is_no_other = ((indices[:, None] == everyone) | (everyone == PADDING)).repeat(len(goal) // len(indices), 1)
+
+        def shares(rows: Tensor, temperature: float) -> Tensor:
+            cosines = normalize(rows - center)[0] @ everywhere.T
+            return (cosines / temperature).masked_fill(is_no_other, torch.finfo(rows.dtype).min).log_softmax(dim=1)
+
+        wanted, found = (
+            shares(rows, share * self.similarity_temperature) for rows, share in ((goal, 0.5), (features, 1.0))
+        )
+        return (wanted.exp() * (wanted - found)).sum(dim=1)
 
     def _testify(self, seen: Outputs, indices: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Testimony:
         """Bring the memory up to date and ask it about these examples."""
@@ -136,7 +162,8 @@ class Nearsay:
         believed = one_hot(belief.argmax(dim=1), belief.shape[1]).to(given)
         self._relabel(indices, torch.where(is_sure[:, None], believed, given), memory)
         targets = torch.where(is_sure[:, None], believed, trust * given)
-        return Testimony(targets * self._balance(targets, memory), agreement, is_sure)
+        doubt = 1 - targets.sum(dim=1)
+        return Testimony(targets * self._balance(targets, memory), agreement, is_sure, doubt)
 
     def _weigh(self, belief: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
         """(B, C) what to believe of examples that are labeled as given, by a tempered rule of Bayes.
