@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearsay import dist
 from nearsay.core import PADDING, Batch, Loss, Outputs, check_number, check_outputs, check_whole, first_rows, one_hot
-from nearsay.kernels.ncr import autocast_off
+from nearsay.kernels.ncr import autocast_off, divergence
 from nearsay.neighbors import Identity, nearest, normalize
 from nearsay.objectives.cross_entropy import cross_entropy, upcast
 
@@ -140,7 +140,7 @@ class Nearsay:
         wanted, found = (
             shares(rows, share * self.similarity_temperature) for rows, share in ((goal, 0.5), (features, 1.0))
         )
-        return (wanted.exp() * (wanted - found)).sum(dim=1)
+        return divergence(wanted.exp(), found.exp(), wanted - found)
 
     def _testify(self, seen: Outputs, indices: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Testimony:
         """Bring the memory up to date and ask it about these examples."""
