@@ -176,14 +176,17 @@ def test_what_is_not_finite_changes_nothing(captures):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_a_compiled_step_learns_what_the_plain_one_learns():
-    experiment = replace(SMALL, backbone=ResNet(width=16))
+@pytest.mark.parametrize("name", ["ncr", "two networks", "self taught"])
+def test_a_compiled_step_learns_what_the_plain_one_learns(name):
+    experiment = replace(EXPERIMENTS[name], backbone=ResNet(width=16))
     with exact():
         compiled = go(*ready(experiment, "cuda", captures=True, compiles=True), range(8))
         plain = go(*ready(experiment, "cuda", captures=False), range(8))
     for key, value in plain.items():
         if key.startswith("network"):
-            torch.testing.assert_close(compiled[key], value, rtol=1e-2, atol=1e-3)
+            torch.testing.assert_close(
+                compiled[key], value, rtol=1e-2, atol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
+            )
 
 
 @pytest.mark.parametrize("loading", ["resident", "streaming"])
