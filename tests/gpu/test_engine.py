@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nearsay import dist, optim
+from nearsay import dist, loading, optim
+from nearsay import step as step_module
 from nearsay.augment import Augment, ColorJitter, Cutout, Flip, Mixup, PadCrop, RandAugment, RandomResizedCrop, Views
 from nearsay.core import Batch
 from nearsay.datasets.digits import Digits
@@ -88,6 +89,26 @@ def go(step, order, numbers):
         epoch = number // order.batches_per_pass
         step(Rows(order.batch(number), None), step.experiment.objective.stage(float(epoch), step.learners[0].memory))
     return {name: tensor.double().cpu() for name, tensor in step.tensors().items()}
+
+
+def in_float64(monkeypatch):
+    """Networks, inputs and memories in float64: in float32 a unit at the kink of its ReLU may fall to either side, and
+    after a few steps with the few pixels of digits little is alike."""
+
+    def make(experiment, *arguments):
+        learners = step_module.make_learners(experiment, *arguments)
+        for learner in learners:
+            learner.network.double()
+            if learner.average is not None:
+                learner.average.double()
+            for name, tensor in learner.memory.items():
+                learner.memory[name] = tensor.double() if tensor.is_floating_point() else tensor
+        return [
+            learner._replace(optimizer=experiment.optimizer.build(learner.network.parameters())) for learner in learners
+        ]
+
+    monkeypatch.setitem(globals(), "make_learners", make)
+    monkeypatch.setattr(step_module, "finish", lambda *arguments: loading.finish(*arguments).double())
 
 
 @contextmanager
@@ -177,15 +198,20 @@ def test_what_is_not_finite_changes_nothing(captures):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 @pytest.mark.parametrize("name", ["ncr", "two networks", "self taught"])
-def test_a_compiled_step_learns_what_the_plain_one_learns(name):
-    experiment = replace(EXPERIMENTS[name], backbone=ResNet(width=16))
-    with exact():
-        compiled = go(*ready(experiment, "cuda", captures=True, compiles=True), range(8))
-        plain = go(*ready(experiment, "cuda", captures=False), range(8))
+def test_a_compiled_step_learns_what_the_plain_one_learns(name, monkeypatch):
+    in_float64(monkeypatch)
+    pads = Augment(transforms=(PadCrop(padding=1), Flip()))  # whole pixels, which nothing rounds
+    views = Views(first=pads.transforms, second=pads.transforms)
+    augment = views if EXPERIMENTS[name].self_taught else pads
+    experiment = replace(EXPERIMENTS[name], backbone=ResNet(width=16), augment=augment)
+    start = ready(experiment, "cuda", captures=False)[0].tensors()
+    compiled = go(*ready(experiment, "cuda", captures=True, compiles=True), range(8))
+    plain = go(*ready(experiment, "cuda", captures=False), range(8))
+    assert any((plain[key] - value.cpu()).abs().max() > 0.01 for key, value in start.items() if "conv1.weight" in key)
     for key, value in plain.items():
-        if key.startswith("network"):
+        if key.startswith(("network", "average", "memory")):
             torch.testing.assert_close(
-                compiled[key], value, rtol=1e-2, atol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
+                compiled[key], value, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
             )
 
 
