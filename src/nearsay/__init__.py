@@ -61,13 +61,15 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    """Import the home of a public name when it is first asked for: `import nearsay` alone stays instant."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'nearsay' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(f"nearsay.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or every name would be taken for one of these
+
+    def __getattr__(name: str) -> object:
+        """Import the home of a public name when it is first asked for: `import nearsay` alone stays instant."""
+        if name not in _HOME:
+            raise AttributeError(f"module 'nearsay' has no attribute {name!r}; it has {', '.join(__all__)}")
+        value = getattr(import_module(f"nearsay.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

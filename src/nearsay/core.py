@@ -177,6 +177,17 @@ def check_tensors(**named: object) -> None:
             raise ValueError(f"{name} of type {type(value).__name__} must be a torch.Tensor; torch.as_tensor makes one")
 
 
+def check_indices(indices: Tensor, num_examples: int) -> None:
+    """Refuse numbers of examples that a memory has no row for; looks only where it costs nothing."""
+    if can_look(indices):
+        outside = indices[(indices < PADDING) | (indices >= num_examples)]
+        if len(outside):
+            raise ValueError(
+                f"index {outside[0].item()} is not among the {num_examples} examples the memory was made for; "
+                f"it must be 0 to {num_examples - 1}, or {PADDING} for padding"
+            )
+
+
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """(B,) class numbers as (B, C) float32 targets; −1 (unlabeled) becomes a row of zeros.
 

@@ -213,3 +213,82 @@ def test_class_numbers_may_be_of_any_whole_kind(kind):
     criterion = NCRCriterion(network[2], OBJECTIVE)
     wanted = criterion(network(inputs), labels)
     assert_close(criterion(network(inputs), labels.to(kind)), wanted)
+
+
+def test_a_pass_without_a_loss_does_not_keep_the_network_from_being_copied():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    network(inputs)
+    twin, twin_criterion = copy.deepcopy((network, criterion))
+    assert_close(twin_criterion(twin(inputs), labels), criterion(network(inputs), labels))
+
+
+def test_a_head_may_be_called_by_keyword():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    logits = network[2](input=network[:2](inputs))
+    assert_close(criterion(logits, labels), functional_loss(network, inputs, labels), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [
+        (NCR(base=ELR(ramp=2.0)), "ramp=2.0"),
+        (ELR(ramp=1.0), "ramp=1.0"),
+        (NCR(base=NCR(start_epoch=3)), "start_epoch=3"),
+    ],
+)
+def test_a_ramp_that_nobody_announces_is_refused(objective, name):
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], objective, num_examples=20)
+    with pytest.raises(ValueError, match=f"{name} needs criterion.set_epoch"):
+        criterion(network(inputs), labels, torch.arange(20))
+    criterion.set_epoch(0)
+    assert criterion(network(inputs), labels, torch.arange(20)).isfinite()
+
+
+def test_objectives_without_a_start_are_taken():
+    network, (inputs, labels) = small_network(), rows()
+    assert_close(
+        NCRCriterion(network[2], CrossEntropy())(network(inputs), labels), cross_entropy(network(inputs), labels)
+    )
+
+
+def test_an_automatic_start_needs_no_indices():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], NCR(k=5, start_epoch="auto"))
+    criterion.set_epoch(0)
+    assert_close(criterion(network(inputs), labels), cross_entropy(network(inputs), labels))
+    assert "agreement" in criterion.terms
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"objective": NCR(base=ELR())}, "this objective remembers every example; give num_examples="),
+        ({"objective": NCR(bank=Bank(kind="examples"))}, "this objective remembers every example"),
+        ({"objective": NCR}, "objective=<class .* must be an objective, such as NCR"),
+        ({"objective": "ncr"}, "objective='ncr' must be an objective"),
+        ({"num_examples": -3}, "num_examples=-3 must be a whole number of at least 0"),
+        ({"num_examples": 2.5}, "num_examples=2.5 must be a whole number"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once(choices, message):
+    with pytest.raises(ValueError, match=message):
+        NCRCriterion(small_network()[2], **choices)
+
+
+def test_lists_are_refused_by_name():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    with pytest.raises(ValueError, match=r"labels of type list must be a torch\.Tensor"):
+        criterion(network(inputs), labels.tolist())
+    with pytest.raises(ValueError, match=r"indices of type list must be a torch\.Tensor"):
+        criterion(network(inputs), labels, list(range(20)))
+
+
+def test_a_second_derivative_is_refused_with_what_works():
+    network, (inputs, labels) = small_network(), rows()
+    loss = NCRCriterion(network[2], OBJECTIVE)(network(inputs), labels)
+    with pytest.raises(RuntimeError, match=r"nearsay.ncr\(..., implementation='plain'\) in place of NCR"):
+        loss.backward(create_graph=True)

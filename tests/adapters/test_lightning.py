@@ -112,6 +112,24 @@ def test_accumulation_and_mixed_precision_train(lightning, for_lightning, tmp_pa
     assert all((new != old).any() for new, old in zip(module.network.parameters(), before, strict=True))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Checkpoint directory .* exists and is not empty", "ignore:.*resuming from a checkpoint"
+)
+def test_a_training_that_is_resumed_inside_an_epoch_knows_which_it_is(lightning, for_lightning, tmp_path):
+    data, objective = noisy_digits(0), NCR(alpha=0.9, k=10, start_epoch=1)
+    saved = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1)
+    for path, epochs in ((None, [0, 0, 1, 1, 2, 2]), (tmp_path / "epoch=1-step=3.ckpt", [1, 2, 2])):
+        module = make_module(lightning, criterion=lambda head: NCRCriterion(head, objective))
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=tmp_path, max_epochs=3, callbacks=[for_lightning.NCRCallback(), saved],
+        )  # fmt: skip
+        trainer.fit(module, loader_of(data, num=200, batch_size=100), ckpt_path=path)
+        assert [(epoch, len(terms)) for epoch, _, *terms in module.seen] == [
+            (epoch, 3 if epoch >= 1 else 1) for epoch in epochs
+        ]
+
+
 def test_a_module_without_a_criterion_is_refused(lightning, for_lightning, tmp_path):
     module = make_module(lightning, criterion=lambda head: nn.CrossEntropyLoss())
     trainer = make_trainer(lightning, tmp_path, max_epochs=1, callbacks=[for_lightning.NCRCallback()])

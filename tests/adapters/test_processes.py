@@ -31,5 +31,6 @@ def test_two_processes_have_the_loss_and_the_gradients_of_one(tmp_path):
     alone = step()
     assert_close(one["gradients"], alone["gradients"])
     assert_close(other["gradients"], alone["gradients"])
+    assert_close(one["judged"], alone["judged"])
     assert_close((one["loss"] + other["loss"]) / 2, alone["loss"])
     assert_close((one["terms"] + other["terms"]) / 2, alone["terms"])

@@ -153,10 +153,57 @@ def test_an_evaluation_is_cross_entropy_and_indices_travel(transformers, for_tra
     assert found == pytest.approx(float(cross_entropy(logits.float(), data.labels[:60])), abs=0.02)
 
 
+class Plain(nn.Module):
+    """A network that says things in a tuple, with its loss in front if it is shown labels."""
+
+    def __init__(self, *, features):
+        super().__init__()
+        self.body, self.head, self.features = nn.Linear(6, 8), nn.Linear(8, 4), features
+
+    def forward(self, inputs, labels=None):
+        hidden = self.body(inputs).relu()
+        said = (self.head(hidden), hidden) if self.features else (self.head(hidden),)
+        return said if labels is None else (cross_entropy(said[0], labels), *said)
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_networks_that_say_things_in_a_tuple_are_evaluated(transformers, for_transformers, tmp_path, features):
+    generator = torch.Generator().manual_seed(0)
+    rows = [{"inputs": torch.randn(6, generator=generator), "labels": row % 4} for row in range(20)]
+    model = Plain(features=features)
+    trainer = make_trainer(
+        for_transformers, model, rows, tmp_path, num_train_epochs=1, more={"head": model.head},
+    )  # fmt: skip
+    trainer.train()
+    found = trainer.predict(rows)
+    with torch.no_grad():
+        logits, *more = model.eval()(torch.stack([row["inputs"] for row in rows]))
+    said = found.predictions if features else [found.predictions]
+    for one, other in zip(said, [logits, *more], strict=True):
+        assert_close(torch.as_tensor(one), other)
+    labels = torch.tensor([row["labels"] for row in rows])
+    assert found.metrics["test_loss"] == pytest.approx(float(cross_entropy(logits, labels)), abs=1e-5)
+
+
+def test_a_batch_without_labels_is_refused(transformers, for_transformers, tmp_path):
+    rows = [{"inputs": torch.zeros(6), "target": 0} for _ in range(20)]
+    model = Plain(features=False)
+    trainer = make_trainer(
+        for_transformers, model, rows, tmp_path, num_train_epochs=1, remove_unused_columns=False,
+        more={"head": model.head},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="a batch of inputs, target has no labels; call the column labels"):
+        trainer.train()
+
+
 def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_transformers, tmp_path):
     rows = text_rows()
     with pytest.raises(ValueError, match="keeps a memory that checkpoints of the Trainer would lose"):
         make_trainer(for_transformers, text_network(transformers), rows, tmp_path, objective=NCR(base=ELR()))
+    with pytest.raises(ValueError, match=r"with no more than bank=Bank\(size=4096\)"):
+        make_trainer(
+            for_transformers, text_network(transformers), rows, tmp_path, objective=NCR(bank=Bank(kind="examples"))
+        )
     with pytest.raises(ValueError, match=r"label_smoothing_factor=0.1 has no effect here.*CrossEntropy\(smoothing"):
         make_trainer(for_transformers, text_network(transformers), rows, tmp_path, label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match="model_init and compute_loss_func do not go with NCRTrainer"):

@@ -135,6 +135,11 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     for wrong in ({}, NCR(bank=Bank(size=4)).memory(10, 4, 5)):
         with pytest.raises(ValueError, match=r"not that of Bank\(kind='queue', size=3\)"):
             objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), wrong, "ncr/elr")
+    for sizes, words in (((10, 4, 6), r"features \(2, 5\) do not fit"), ((10, 3, 5), r"logits \(2, 4\) do not fit")):
+        with pytest.raises(ValueError, match=words):
+            objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), objective.memory(*sizes), "base/elr")
+    with pytest.raises(ValueError, match='start_epoch="auto" finds no agreement'):
+        NCR(start_epoch="auto").stage(0.0, {})
     bank = Bank(kind="examples")
     with pytest.raises(ValueError, match="index 10 is outside a bank of 10 examples"):
         bank.write(bank.memory(10, 4, 5), rows(2, 0), torch.tensor([3, 10]))

@@ -172,7 +172,7 @@ def test_an_index_outside_the_memory_is_refused(index):
 
 
 def test_averages_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"averages \(4,\) must have the shape \(2, 4\) of the logits"):
+    with pytest.raises(ValueError, match=r"averages \(4,\) and logits \(2, 4\) must both be \(B, C\)"):
         elr(torch.zeros(2, 4), torch.zeros(4))
 
 

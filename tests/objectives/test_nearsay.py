@@ -218,6 +218,30 @@ def test_the_more_labels_are_right_the_more_it_takes_to_overrule_one(right, odds
     assert weighed[0, 0].item() == pytest.approx(0.95 / (0.95 + 0.05 * odds**power))
 
 
+def test_a_class_is_weighed_by_how_often_it_is_labeled_so_and_no_label_is_impossible():
+    objective = Nearsay(k=1, start_epoch=0, sure=1.0, label_power=1.0)
+    memory = objective.memory(2, 3, 1)
+    memory["noise"] = torch.tensor([[0.8, 0.2, 0.0], [0.1, 0.9, 0.0], [0.5, 0.1, 0.4]])
+    for label, told in ((0, [0.8, 0.1, 0.5]), (2, [0.001, 0.001, 0.4])):
+        weighed = objective._weigh(torch.full((1, 3), 1 / 3), one_hot(torch.tensor([label]), 3), memory)
+        torch.testing.assert_close(weighed[0], torch.tensor(told) / sum(told))
+
+
+@pytest.mark.parametrize("weight", [0.25, 4.0])
+@pytest.mark.parametrize("strictness", [0.0, 4.0])
+def test_what_a_class_weighs_is_no_doubt(weight, strictness):
+    objective = Nearsay(k=10, start_epoch=0, sure=1.0, strictness=strictness)
+    _, given, features = clusters(wrong := torch.tensor([3]))
+    given[5] = -1
+    memory = objective.memory(N, 2, 2)
+    seen = Outputs(features, torch.zeros(N, 2))
+    for _ in range(2):
+        known = objective._testify(seen, torch.arange(N), weight * one_hot(given, 2), memory)
+    wanted = torch.zeros(N)
+    wanted[wrong], wanted[5] = 1.0 if strictness else 0.0, 1.0  # who has no label is in doubt by any measure
+    torch.testing.assert_close(known.doubt, wanted, rtol=0, atol=0.02)
+
+
 def test_how_classes_are_labeled_is_counted_where_belief_is_sure():
     objective = Nearsay(k=1, start_epoch=0)
     memory = objective.memory(4, 2, 1)
@@ -254,6 +278,11 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
     outputs, batch = make_batch()
     with pytest.raises(ValueError, match=r"self_taught=True"):
         OBJECTIVE(outputs, replace(batch, teacher=None), torch.tensor(0.0), make_memory(), "labels")
+    with pytest.raises(ValueError, match="finds no beliefs of 4 classes in its memory"):
+        OBJECTIVE(outputs, batch, torch.tensor(0.0), {}, "labels")
+    outside = batch.indices.where(batch.indices != batch.indices[0], N)
+    with pytest.raises(ValueError, match="index 30 is not among the 30 examples the memory was made for"):
+        OBJECTIVE(outputs, replace(batch, indices=outside), torch.tensor(0.0), make_memory(), "labels")
     with pytest.raises(ValueError, match="stage='ncr'"):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), make_memory(), "ncr")
 

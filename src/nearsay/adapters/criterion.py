@@ -1,39 +1,47 @@
 """An objective as the loss function of any loop: it takes logits and labels, and catches the features by a hook."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from nearsay import dist
-from nearsay.core import Batch, Outputs, one_hot
-from nearsay.objectives import NCR, CrossEntropy
-
-_NOWHERE = torch.tensor(0.0)  # cross-entropy does not ask for the epoch
+from nearsay.core import Batch, Objective, Outputs, check_outputs, check_tensors, check_whole, one_hot
+from nearsay.objectives import NCR
+from nearsay.objectives.cross_entropy import cross_entropy, real_rows
 
 
 class NCRCriterion(nn.Module):
     """`criterion(logits, labels)` after `logits = network(inputs)`; features are what entered `head` on the way.
 
-    `head` is the last linear layer of the network. One loss belongs to one pass through it. Without gradients, as in
-    a validation, the loss is cross-entropy alone, which does not depend on who else is in the batch.
+    `head` is the last linear layer of the network. A loss belongs to the last pass through it. Without gradients, as
+    in a validation, the loss is cross-entropy alone, which does not depend on who else is in the batch, nor on other
+    processes.
 
-    A bank or a base with a memory keeps it in buffers, and needs indices in every call; `num_examples` is then how
-    many there are.
+    A bank or a base with a memory keeps it in buffers, and needs indices in every call; `num_examples` is how many
+    there are, where each is remembered.
     """
 
     terms: dict[str, Tensor]  # what the last loss was made of, for a log; of several processes, the mean over them
 
-    def __init__(self, head: nn.Linear, objective: NCR | None = None, *, num_examples: int = 0) -> None:
+    def __init__(self, head: nn.Linear, objective: Objective | None = None, *, num_examples: int = 0) -> None:
         super().__init__()
         if not isinstance(head, nn.Linear):
             raise ValueError(f"head of type {type(head).__name__} must be the torch.nn.Linear that makes the logits")
-        self.objective, self.terms = NCR() if objective is None else objective, {}
+        self.objective, self.terms = check_objective(NCR() if objective is None else objective), {}
+        if not check_whole("num_examples", num_examples, 0) and remembers_examples(self.objective):
+            raise ValueError("this objective remembers every example; give num_examples=, how many there are")
         memory = self.objective.memory(num_examples, head.out_features, head.in_features)
         self._names = {name: name.replace(".", "_") for name in memory}  # torch allows no dots
         for name, tensor in memory.items():
             self.register_buffer(self._names[name], tensor.to(head.weight.device))
         self._epoch: float | None = None
         self._features: Tensor | None = None
-        self._hook = head.register_forward_pre_hook(self._catch)
+        self._hook = head.register_forward_pre_hook(self._catch, with_kwargs=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the features of a pass that no loss was asked of, which cannot be copied."""
+        return {**self.__dict__, "_features": None}
 
     @property
     def memory(self) -> dict[str, Tensor]:
@@ -49,12 +57,12 @@ class NCRCriterion(nn.Module):
 
         `indices` (B,) say who a row is, −1 for padding; without them every row is somebody else.
         """
+        check_tensors(logits=logits, labels=labels, **({} if indices is None else {"indices": indices}))
         targets = labels if labels.is_floating_point() else one_hot(labels.long().clamp(min=-1), logits.shape[1])
         indices, is_known = _indices(logits, indices), indices is not None
         if not torch.is_grad_enabled():
-            outputs, batch = Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=indices)
-            return CrossEntropy()(outputs, batch, _NOWHERE, {}, "").total
-        if self._names and not is_known:
+            return _judged(Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=indices))
+        if not is_known and any(not name.startswith("start.") for name in self._names):
             raise ValueError("this objective remembers examples; pass their numbers as indices, from 0")
         outputs = Outputs(self._take(len(logits)), logits)
         epoch, memory = self._current_epoch(), self.memory
@@ -64,27 +72,58 @@ class NCRCriterion(nn.Module):
         total, self.terms = self.objective(outputs, batch, now, memory, stage)
         return total
 
-    def _catch(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _catch(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         if torch.is_grad_enabled():
-            self._features = inputs[0]
+            self._features = inputs[0] if inputs else named["input"]
 
     def _take(self, num_rows: int) -> Tensor:
         features, self._features = self._features, None  # used once, so that old ones cannot be taken for new
         if features is None:
-            raise ValueError("nothing has passed the head since the last loss; call the network once before each loss")
+            raise ValueError(
+                "nothing has passed the head since the last loss; call the network once before each loss, and make the "
+                "loss before a compiled network first runs"
+            )
         if features.ndim != 2 or len(features) != num_rows:
             raise ValueError(
                 f"features {tuple(features.shape)} entered the head for {num_rows} rows of logits; there must be one "
-                "vector a row: use a network that pools before its head, and a process for each GPU (torchrun)"
+                "vector a row: use a network that pools before its head, one pass for all rows of a loss, and a "
+                "process for each GPU (torchrun)"
             )
         return features
 
     def _current_epoch(self) -> float:
-        if self._epoch is None and self.objective.start_epoch != 0:
-            raise ValueError(
-                f"start_epoch={self.objective.start_epoch!r} needs criterion.set_epoch(epoch) at the start of epochs"
-            )
+        if self._epoch is None:
+            for name, value in _clocks(self.objective):
+                raise ValueError(f"{name}={value!r} needs criterion.set_epoch(epoch) at the start of epochs")
         return self._epoch or 0.0
+
+
+def check_objective(objective: object) -> Objective:
+    """The objective, if it is one."""
+    if isinstance(objective, type) or not callable(getattr(objective, "memory", None)):
+        raise ValueError(f"objective={objective!r} must be an objective, such as NCR(k=10)")
+    return objective  # type: ignore[return-value]
+
+
+def remembers_examples(objective: Objective) -> bool:
+    """Whether its memory grows with the number of examples."""
+    few, more = ({name: part.shape for name, part in objective.memory(num, 1, 1).items()} for num in (0, 1))
+    return few != more
+
+
+def _clocks(objective: Any) -> list[tuple[str, float | str]]:  # Any: a base may be anybody's
+    """What depends on the epoch, by name, in the objective and its bases."""
+    if objective is None:
+        return []
+    values = [(name, getattr(objective, name, 0.0)) for name in ("start_epoch", "ramp")]
+    return [each for each in values if each[1] != 0] + _clocks(getattr(objective, "base", None))
+
+
+def _judged(outputs: Outputs, batch: Batch) -> Tensor:
+    """The mean cross-entropy over the labels of this process."""
+    check_outputs(outputs, batch)
+    logits, targets = real_rows(outputs, batch)
+    return cross_entropy(logits, targets).sum() / targets.sum().clamp(min=torch.finfo(targets.dtype).tiny)
 
 
 def _indices(logits: Tensor, indices: Tensor | None) -> Tensor:

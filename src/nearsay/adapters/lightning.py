@@ -25,8 +25,12 @@ class NCRCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-defin
                 "self.criterion = NCRCriterion(self.head)"
             )
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell the epoch: a training that is resumed inside of one has no start of it."""
+        self.on_train_epoch_start(trainer, pl_module)
+
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tell the epoch, also the one that a resumed training goes on with."""
+        """Tell the epoch."""
         for criterion in _criteria(pl_module):
             criterion.set_epoch(float(trainer.current_epoch))
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearsay.adapters.criterion import NCRCriterion
+from nearsay.adapters.criterion import NCRCriterion, check_objective, remembers_examples
 from nearsay.adapters.libraries import import_library
 from nearsay.objectives import NCR
 
@@ -33,9 +33,14 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
                 "objective=NCR(base=CrossEntropy(smoothing=...)) instead"
             )
         self.model_accepts_loss_kwargs = False  # the loss is not the network's own
+        objective = NCR() if objective is None else objective
+        memory = check_objective(objective).memory(1, 1, 1)
+        if remembers_examples(objective) or any(not name.startswith("bank.") for name in memory):
+            raise ValueError(  # a queue is soon full again
+                "this objective keeps a memory that checkpoints of the Trainer would lose; use one without, or with no "
+                "more than bank=Bank(size=4096)"
+            )
         self.criterion = NCRCriterion(find_head(self.model) if head is None else head, objective)
-        if any(not name.startswith("bank.") for name in self.criterion.memory):  # which is soon full again
-            raise ValueError("this objective keeps a memory that checkpoints of the Trainer would lose; use another")
         self._sums: dict[str, Tensor] = {}
         self._num_losses = 0
 
@@ -43,6 +48,11 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of a batch, whose labels the network does not see."""
+        if "labels" not in inputs:
+            raise ValueError(
+                f"a batch of {', '.join(inputs)} has no labels; call the column labels, and give "
+                "remove_unused_columns=False where the network's forward takes no labels"
+            )
         seen = {name: value for name, value in inputs.items() if name not in ("labels", "indices")}
         outputs = model(**seen)
         self.criterion.set_epoch(self.state.epoch or 0.0)
@@ -51,6 +61,8 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
         if torch.is_grad_enabled():
             self._num_losses += 1
             self._sums = {name: value + self._sums.get(name, 0) for name, value in self.criterion.terms.items()}
+        if not isinstance(outputs, dict):
+            outputs = (loss, *outputs)  # where the Trainer looks for the loss of a network that has seen labels
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **choices: Any) -> None:

@@ -25,6 +25,10 @@ from torch.nn.functional import embedding_bag
 from nearsay.core import can_look
 from nearsay.neighbors import CHUNK_NUMBERS, Identity, nearest, normalize
 
+TWICE = (
+    "this gradient cannot be differentiated again (create_graph=True); take nearsay.ncr(..., implementation='plain') "
+    "in place of NCR or NCRCriterion"
+)
 DENSE_SHARE = 8  # with more than one key in eight a neighbor, a matrix product beats going through lists
 
 
@@ -153,7 +157,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: autograd would take this gradient for a constant
-            raise RuntimeError('this gradient cannot be differentiated again; call ncr with implementation="plain"')
+            raise RuntimeError(TWICE)
         with autocast_off(upstream):
             return _backward(ctx, upstream)
 

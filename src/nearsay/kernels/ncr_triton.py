@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nearsay.kernels.ncr import Choices
+from nearsay.kernels.ncr import TWICE, Choices
 from nearsay.neighbors import Identity, nearest
 
 TILE = 4096  # numbers that a program works on at a time
@@ -61,7 +61,7 @@ class TritonRows(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of both logits and both features."""
         if torch.is_grad_enabled():  # create_graph=True: autograd would take this gradient for a constant
-            raise RuntimeError('this gradient cannot be differentiated again; call ncr with implementation="plain"')
+            raise RuntimeError(TWICE)
         key_logits, sums, log_q, keys, lengths, similarities, positions, totals = ctx.saved_tensors
         num_rows, num_classes = log_q.shape
         to_logits, to_features, to_pool_logits, to_pool_features = ctx.needs_input_grad[:4]

@@ -35,13 +35,19 @@ class Bank:
             "cursor": torch.zeros((), dtype=torch.int64),
         }
 
-    def check(self, memory: Mapping[str, Tensor], num_rows: int) -> None:
+    def check(self, memory: Mapping[str, Tensor], outputs: Outputs, num_rows: int) -> None:
         """Refuse a memory that is not this bank's, and a batch that it cannot hold, before anything is written."""
         if "indices" not in memory or (self.kind == "queue" and len(memory["indices"]) != self.size + 1):
             raise ValueError(
                 f"the memory is not that of {self}; make it with "
                 "objective.memory(num_examples, num_classes, num_features)"
             )
+        for name, rows in (("features", outputs.features), ("logits", outputs.logits)):
+            if memory[name].shape[1] != rows.shape[-1]:
+                raise ValueError(
+                    f"{name} {tuple(rows.shape)} do not fit a bank whose rows have {memory[name].shape[1]}; make its "
+                    "memory with objective.memory(num_examples, num_classes, num_features)"
+                )
         if self.kind == "queue" and num_rows > self.size:
             raise ValueError(
                 f"a bank of size={self.size} cannot hold a batch of {num_rows} rows; make it at least as large"

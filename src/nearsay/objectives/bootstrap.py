@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import Batch, Loss, Outputs, check_number, check_outputs
+from nearsay.core import Batch, Loss, Outputs, check_number, check_outputs, check_tensors
 from nearsay.objectives.cross_entropy import cross_entropy, real_rows, upcast
 
 Kind = Literal["soft", "hard"]
@@ -28,6 +28,7 @@ def bootstrap(
     The released code of NCR uses softmax, α = 0.5 and no stop-gradient, as the defaults here.
     """
     _check(alpha, kind, temperature)
+    check_tensors(logits=logits, targets=targets)
     logits = upcast(logits)
     log_probabilities = logits.log_softmax(dim=1)  # (B, C)
     if kind == "hard":

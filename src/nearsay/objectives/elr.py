@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import PADDING, Batch, Loss, Mix, Outputs, can_look, check_number, check_outputs, first_rows
+from nearsay.core import (
+    PADDING,
+    Batch,
+    Loss,
+    Mix,
+    Outputs,
+    check_indices,
+    check_number,
+    check_outputs,
+    check_tensors,
+    first_rows,
+)
 from nearsay.objectives.cross_entropy import cross_entropy, real_rows, upcast
 
 SMALLEST = 1e-4  # probabilities are clamped to [1e-4, 1 − 1e-4], as in the public code
@@ -16,8 +27,9 @@ SMALLEST = 1e-4  # probabilities are clamped to [1e-4, 1 − 1e-4], as in the pu
 
 def elr(logits: Tensor, averages: Tensor) -> Tensor:
     """(B, C) logits and (B, C) averaged predictions t -> (B,) rows log(1 − ⟨t, p⟩); lower where p agrees with t."""
-    if averages.shape != logits.shape:
-        raise ValueError(f"averages {tuple(averages.shape)} must have the shape {tuple(logits.shape)} of the logits")
+    check_tensors(logits=logits, averages=averages)
+    if logits.ndim != 2 or averages.shape != logits.shape:
+        raise ValueError(f"averages {tuple(averages.shape)} and logits {tuple(logits.shape)} must both be (B, C)")
     return (1 - (averages * _probabilities(logits)).sum(dim=1)).log()
 
 
@@ -76,7 +88,7 @@ class ELR:
                 f"ELR finds no averages of {outputs.logits.shape[1]} classes in its memory; make it with "
                 "objective.memory(num_examples, num_classes, num_features)"
             )
-        _check_indices(batch.indices, len(averages) - 1)
+        check_indices(batch.indices, len(averages) - 1)
         logits, targets = real_rows(outputs, batch)
         teacher = outputs.logits if batch.teacher is None else batch.teacher.logits
         update_averages(averages, teacher, batch.indices, beta=self.beta)
@@ -110,18 +122,7 @@ def _recall(averages: Tensor, indices: Tensor, mix: Mix | None) -> Tensor:
     own = averages[indices.where(indices != PADDING, nobody)]
     if mix is None:
         return own
-    _check_indices(mix.partner_indices, nobody)
+    check_indices(mix.partner_indices, nobody)
     partners = averages[mix.partner_indices.where(mix.partner_indices != PADDING, nobody)]
     share = upcast(mix.weight)[:, None]  # (B, 1)
     return share * own + (1 - share) * partners
-
-
-def _check_indices(indices: Tensor, num_examples: int) -> None:
-    """Looks only where it costs nothing."""
-    if can_look(indices):
-        outside = indices[(indices < PADDING) | (indices >= num_examples)]
-        if len(outside):
-            raise ValueError(
-                f"index {outside[0].item()} is not among the {num_examples} examples the memory was made for; "
-                f"it must be 0 to {num_examples - 1}, or {PADDING} for padding"
-            )

@@ -130,6 +130,11 @@ class NCR:
     def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
         """`ncr/…` from `start_epoch` on, `base/…` before, or `watch/…` while that is still to be found."""
         if self.start_epoch == "auto":
+            if "start.agreement" not in memory:
+                raise ValueError(
+                    'start_epoch="auto" finds no agreement in the memory; make it with '
+                    "objective.memory(num_examples, num_classes, num_features)"
+                )
             mine = "ncr" if has_settled(memory["start.agreement"], epoch) else "watch"
         else:
             mine = "ncr" if epoch >= self.start_epoch else "base"
@@ -141,7 +146,8 @@ class NCR:
         if mine not in ("base", "watch", "ncr"):
             raise ValueError(f"stage={stage!r} is not one of NCR's; pass what objective.stage(epoch, memory) returned")
         if self.bank is not None:
-            self.bank.check(_part(memory, "bank"), dist.num_processes() * len(batch.indices))
+            check_outputs(outputs, batch)
+            self.bank.check(_part(memory, "bank"), outputs, dist.num_processes() * len(batch.indices))
         labels, more = self._ask(outputs, batch, epoch, memory, mine)
         total, terms = self.base(outputs, labels, epoch, _part(memory, "base"), base_stage)
         terms = {**terms, **more}

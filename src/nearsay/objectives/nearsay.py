@@ -17,7 +17,18 @@ import torch
 from torch import Tensor
 
 from nearsay import dist
-from nearsay.core import PADDING, Batch, Loss, Outputs, check_number, check_outputs, check_whole, first_rows, one_hot
+from nearsay.core import (
+    PADDING,
+    Batch,
+    Loss,
+    Outputs,
+    check_indices,
+    check_number,
+    check_outputs,
+    check_whole,
+    first_rows,
+    one_hot,
+)
 from nearsay.kernels.ncr import autocast_off, divergence
 from nearsay.neighbors import Identity, nearest, normalize
 from nearsay.objectives.cross_entropy import cross_entropy, upcast
@@ -90,6 +101,12 @@ class Nearsay:
             raise ValueError(f"stage={stage!r} is not one of Nearsay's; pass what objective.stage(epoch, memory) gave")
         if batch.teacher is None:
             raise ValueError("Nearsay needs a teacher: an experiment with averaging= and self_taught=True has one")
+        if "seen" not in memory or memory["beliefs"].shape[1] != outputs.logits.shape[1]:
+            raise ValueError(
+                f"Nearsay finds no beliefs of {outputs.logits.shape[1]} classes in its memory; make it with "
+                "objective.memory(num_examples, num_classes, num_features)"
+            )
+        check_indices(batch.indices, len(memory["seen"]) - 1)
         num = len(batch.indices) // batch.views
         given = upcast(batch.targets if batch.plain_targets is None else batch.plain_targets)[:num]
         given = given.where(batch.is_real[:num, None], 0.0)
@@ -162,7 +179,7 @@ class Nearsay:
         believed = one_hot(belief.argmax(dim=1), belief.shape[1]).to(given)
         self._relabel(indices, torch.where(is_sure[:, None], believed, given), memory)
         targets = torch.where(is_sure[:, None], believed, trust * given)
-        doubt = 1 - targets.sum(dim=1)
+        doubt = 1 - (trust[:, 0] * (weight > 0)).where(~is_sure, 1.0)  # whatever the classes weigh
         return Testimony(targets * self._balance(targets, memory), agreement, is_sure, doubt)
 
     def _weigh(self, belief: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
