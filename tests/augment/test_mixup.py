@@ -229,9 +229,9 @@ def test_mixup_compiles_into_one_graph():
         assert_close(partners, expected.mix.partners)
 
 
-@pytest.mark.parametrize("alpha", [0, -1.0, 100.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("alpha", [0, -1.0, 100.5, float("nan"), float("inf"), "1", True])
 def test_alpha_outside_its_range_is_refused(alpha):
-    with pytest.raises(ValueError, match=f"alpha {alpha} must be above 0 and at most 100"):
+    with pytest.raises(ValueError, match=f"alpha={alpha!r} must be a number above 0 and at most 100"):
         Mixup(alpha=alpha)
 
 

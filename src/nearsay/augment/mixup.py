@@ -9,7 +9,7 @@ from scipy.special import betaincinv  # type: ignore[import-untyped]
 from torch import Tensor
 
 from nearsay import seeds
-from nearsay.core import Batch, Mix, check_number
+from nearsay.core import Batch, Mix
 
 _CELLS = 2**14  # of the quantile table: at most 5.5e-5 off the Beta distribution function for alpha from 0.1
 _tables: dict[tuple[float, torch.device], Tensor] = {}  # made once for each alpha and device
@@ -29,8 +29,10 @@ class Mixup:
     views: Literal["all", "first"] = "all"  # "first" leaves all other views as they are
 
     def __post_init__(self) -> None:
-        if check_number("alpha", self.alpha, 0, 100, cure="; for no mixup, leave Mixup out") == 0:
-            raise ValueError("alpha=0 must be above 0; for no mixup, leave Mixup out")
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)) or not 0 < self.alpha <= 100:
+            raise ValueError(
+                f"alpha={self.alpha!r} must be a number above 0 and at most 100; for no mixup, leave Mixup out"
+            )
         if self.views not in ("all", "first"):
             raise ValueError(f'views={self.views!r} must be "all" or "first"')
 
