@@ -443,9 +443,11 @@ def test_differences_name_the_field_and_both_values():
     assert differences(ours, ours) == []
     assert differences({"a": 1, "b": {"c": [1]}}, {"b": {"c": [1, 2]}, "d": True}) == [
         "a: 1, not there",
-        "b.c: [1], not [1, 2]",
+        "b.c.1: not there, but 2",
         "d: not there, but true",
     ]
+    assert differences({"a": [1, [2, 3]]}, {"a": [4, [2]]}) == ["a.0: 1, not 4", "a.1.1: 3, not there"]
+    assert differences({"a": []}, {"a": [{"kind": "X"}]}) == ['a.0: not there, but "X"']
     assert differences({"a": True}, {"a": 1}) == ["a: true, not 1"]
     assert differences({"a": {"kind": "X", "b": 1}}, {"a": {"kind": "Y", "b": 2}}) == ['a: "X", not "Y"']
     assert differences(1, None) == ["experiment: 1, not null"]

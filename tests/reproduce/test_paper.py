@@ -53,6 +53,11 @@ def test_other_works_are_never_run():
     assert all(row.method is None for row in found)
 
 
+def test_what_the_paper_ran_again_is_told_from_what_it_quotes():
+    cited = {row.name: row.cited for row in paper.cifar() if row.method is None}
+    assert cited == {"MOIT+": "Ortego et al. 2020", "D-Mix": "Li et al. 2020, rerun by the paper"}
+
+
 def test_a_cell_is_read_as_mean_deviation_or_nothing():
     assert paper.read_printed("72.7±0.4") == ("72.7 ± 0.4", 72.7, 0.4)
     assert paper.read_printed("76.3†") == ("76.3†", 76.3, None)

@@ -9,7 +9,7 @@ import torch
 
 from nearsay.config import ConfigError
 from nearsay.core import Files, Labels, NoSplit, Split
-from nearsay.reproduce import NAMES, reproduce, running
+from nearsay.reproduce import NAMES, reproduce, running, runs
 from nearsay.reproduce.cells import call
 from nearsay.reproduce.plans import plan
 from nearsay.run import RunError
@@ -62,22 +62,38 @@ def test_figures_are_drawn_from_the_runs_of_the_table(out, baselines, name):
 
 
 def test_the_ablation_goes_on_with_what_it_found_best(out):
-    only = "*noise=0.4-*alpha=0.[79]-objective.k=none-objective.start_epoch=[03]-*"
-    done = reproduce("ablation", data="toy", trials=1, out=out, only=only)
-    assert len(done.done) == 3
+    done = reproduce("ablation", data="toy", trials=1, out=out, only="*noise=0.4-*start_epoch=[03]-*")
+    assert len(done.done) == 5 + 5 + 1
     accuracies = {}
     for run in done.done:
         result = json.loads((out / "runs" / run / "result.json").read_text())
         accuracies[run] = result["accuracy"]["validation"]["final"]
     first = [run for run in done.done if "start_epoch=0" in run]
     [late] = [run for run in done.done if "start_epoch=3" in run]
-    assert late.replace("start_epoch=3", "start_epoch=0") == max(first, key=accuracies.__getitem__)
+    best = late.replace("start_epoch=3", "start_epoch=0")
+    assert accuracies[best] == max(accuracies[run] for run in first)
     for text in ((out / "ablation.svg").read_text(), (out / "ablation.html").read_text()):
         assert "accuracy on held-out examples (%)" in text
         assert "of equals the first" in text
         assert "Stand-in: toy data for CIFAR-10. Runs: n = 1 per point, seed 0." in text
         assert "e, start of NCR (epochs, of 5)" in text
         assert "deviations" not in text  # one seed has none
+
+
+def test_one_more_item_of_a_list_makes_another_experiment_and_a_new_field_that_is_off_does_not():
+    harmless = ["init: 1, not 2", "teacher: not there, but null", "augment.second.0.share: not there, but 0.0"]
+    assert all(runs._HARMLESS.match(each) for each in harmless)
+    assert not runs._HARMLESS.match("augment.second.1: not there, but 0")
+
+
+def test_the_ablation_chooses_no_value_before_all_of_its_stage_are_run(tmp_path):
+    only = "*noise=0.4-*alpha=0.[79]-objective.k=none-objective.start_epoch=[03]-*"
+    done = reproduce("ablation", data="toy", trials=1, out=tmp_path, only=only)
+    assert len(done.done) == 2
+    assert all("start_epoch=0" in run for run in done.done)
+    for text in ((tmp_path / "ablation.svg").read_text(), (tmp_path / "ablation.html").read_text()):
+        assert "No value is marked as the best before all of its panel" in text
+        assert "of equals the first" not in text
 
 
 @pytest.mark.parametrize(

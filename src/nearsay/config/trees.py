@@ -59,9 +59,8 @@ def _differences(mine: Any, other: Any, where: str) -> Iterator[str]:
                 yield f"{where}{dot}{key}: not there, but {_shown(other[key])}"
             else:
                 yield from _differences(mine[key], other[key], f"{where}{dot}{key}")
-    elif isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
-        for number, (left, right) in enumerate(zip(mine, other, strict=True)):
-            yield from _differences(left, right, f"{where}{dot}{number}")
+    elif isinstance(mine, list) and isinstance(other, list):  # items by their number
+        yield from _differences(dict(enumerate(mine)), dict(enumerate(other)), where)
     elif mine != other or isinstance(mine, bool) != isinstance(other, bool):  # True == 1, but is something else
         yield f"{where or 'experiment'}: {_shown(mine)}, not {_shown(other)}"
 

@@ -30,6 +30,7 @@ _CONFIDENCE_BINS, _SIMILARITY_BINS = 20, 80
 _NUM_PAIRS = 50_000  # of one label, and as many of different ones, in each run
 _STAND_IN = "These are runs of small stand-ins, and say nothing of the data that the paper learns from."
 _CHOSEN = "A ring is the value with the highest mean, of equals the first, which the next panels use."
+_NOT_CHOSEN = "No value is marked as the best before all of its panel and noise rate are run."
 _BARS = "Bars are standard deviations of the sample."
 _SHARES = {
     "confidence": "Share of the right and of the wrong training labels, by the confidence of the trained network in "
@@ -81,7 +82,10 @@ def write_ablation(trials: int, cells: Sequence[Cell], runs: Runs, out: Path, da
     what = "Accuracy after the last epoch on training examples that were held out, by their true labels."
     told = [_source({"CIFAR-10": "toy"}, data), _told(cells, runs, "point")]
     bars = [_BARS] if any(point.deviation is not None for point in points) else []
-    heading = Heading(entitled(ablation.TITLE, data), [what, _CHOSEN, " ".join([*told, *bars])])
+    heading = Heading(
+        entitled(ablation.TITLE, data),
+        [what, _CHOSEN if any(point.is_chosen for point in found) else _NOT_CHOSEN, " ".join([*told, *bars])],
+    )
     drawing = figures.curves(points, axes, title="accuracy on held-out examples (%)", heading=heading)
     more = [
         "The last k is all of the batch (k = m). The paper finds alpha = 0.9 best wherever there is noise, k about 10, "

@@ -42,7 +42,7 @@ def plan(
 ) -> list[Cell]:
     """The runs of a table or figure, as far as they can be named.
 
-    A later stage of the ablation is known once all runs of the one before are settled: finished or given up.
+    A later stage of the ablation is known once all runs of the one before are settled: finished or failed.
     `validation` is the held-out accuracy of a finished run.
     """
     if name == "ablation":

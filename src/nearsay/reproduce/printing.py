@@ -70,7 +70,7 @@ def make_lines(table: Table, numbers: dict[tuple[str, str], Number], *, has_diff
     for row in table.rows:
         printed = [each.text for each in row.printed]
         if row.method is None:
-            lines.append(Line(f"{row.name} ({row.source})", "quoted", printed))
+            lines.append(Line(f"{row.name} ({row.cited})", "quoted", printed))
             continue
         ours = [numbers[row.name, column.title].final for column in table.columns]
         texts = [_text(each, tells_num=not same) for each in ours]
@@ -207,7 +207,7 @@ def _record(row: Row, column: Column, printed: Printed, number: Number, data: Da
         "last_10_mean": _mean(number.last_10),
         "seeds": " ".join(str(cell.seed) for cell in number.cells) or None,
         "runs": " ".join(cell.run for cell in number.cells) or None,
-        "quoted_from": row.source or None,
+        "quoted_from": row.cited or None,
     }
 
 

@@ -13,7 +13,8 @@ from nearsay.reproduce.cells import Cell
 from nearsay.trained import read_result
 
 # Differences that make no other experiment: where files are, and what later versions can do but was not asked for.
-_HARMLESS = re.compile(r"(data\.path|init): |.*: not there, but (null|false|0|0\.0)$")
+# A number in the place of a field is that of an item of a list, and one more of those is another experiment.
+_HARMLESS = re.compile(r"(data\.path|init): |(.*\.)?[^.\d][^.]*: not there, but (null|false|0|0\.0)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,8 @@ class Runs:
         return cell.run not in self.failed and fnmatchcase(cell.run, self.only)
 
     def is_settled(self, cell: Cell) -> bool:
-        """Whether nothing more will come of a run: it is finished, it has failed, or nobody wants it."""
-        return self.result(cell) is not None or not self.is_wanted(cell)
+        """Whether it is known what comes of a run: it is finished, or has failed."""
+        return self.result(cell) is not None or cell.run in self.failed
 
     def finished(self, cells: Iterable[Cell]) -> list[Cell]:
         """The runs that are finished, each once."""
@@ -63,7 +64,7 @@ class Runs:
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The runs that are wanted and not finished, each once."""
-        return list({cell.run: cell for cell in cells if not self.is_settled(cell)}.values())
+        return list({cell.run: cell for cell in cells if self.result(cell) is None and self.is_wanted(cell)}.values())
 
 
 def _check_same(folder: Path, cell: Cell) -> None:

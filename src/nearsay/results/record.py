@@ -25,7 +25,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # what every record has
 _ACCURACIES = ("final", "best", "last_10")
 _NAME = re.compile(r"[\w+][\w+.-]*")  # of a file, in the folder and nowhere else
 # Differences that make no other experiment: where files are, and what later versions can do but was not asked for.
-_HARMLESS = re.compile(r"(data\.path|data\.labels|outside\.path): |.*: not there, but (null|false|0|0\.0)$")
+# A number in the place of a field is that of an item of a list, and one more of those is another experiment.
+_HARMLESS = re.compile(
+    r"(data\.path|data\.labels|outside\.path): |(.*\.)?[^.\d][^.]*: not there, but (null|false|0|0\.0)$"
+)
 
 
 def make_record(
