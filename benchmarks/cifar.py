@@ -35,7 +35,7 @@ from nearsay.experiment import Machine
 from nearsay.failures import INTERNAL, exit_code, explain
 from nearsay.host import Stopped, hardware
 from nearsay.results.queue import FILE, read_queue
-from nearsay.results.record import MERGED, changed_since, device_seconds, make_record, read_records, take, write_json
+from nearsay.results.record import MERGED, device_seconds, make_record, read_records, take, unchanged, write_json
 from nearsay.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -86,25 +86,23 @@ def _parse(words):
 
 
 def run_queue(arguments):
-    """Run what is left and fits; returns 0 if no run failed."""
+    """Run what is left and fits; returns 0 if no run failed and no signal from outside came."""
     deadline = time.monotonic() + arguments.seconds
     place = {key: str(path.expanduser().absolute()) for key, path in _files(arguments).items() if path is not None}
     known, sharing = read_records(arguments.results), arguments.runs / "sharing"
-    for folder in (sharing, arguments.runs / "claims", arguments.runs / "records" / "failed"):
-        folder.mkdir(parents=True, exist_ok=True)
     began, (here, failed) = time.time(), _found(arguments)
-    done = (
-        set()
-        if arguments.again
-        else {each["name"] for each in (*known.values(), *here.values()) if not changed_since(each)}
-    )
+    done = set() if arguments.again else {*unchanged(known), *unchanged(here)}
     left = _left(arguments, done, place, failed)
     if arguments.list:
         print("\n".join(f"{each.tier}  {each.seconds:5.0f} s  {each.name}" for each in left))
         return 0
-    with _stopped_at(deadline) as signals:
+    for folder in (sharing, arguments.runs / "claims", arguments.runs / "records" / "failed"):
+        folder.mkdir(parents=True, exist_ok=True)
+    code = 0
+    with _stopped_at(deadline) as (signals, is_over):
         for number, each in enumerate(left, start=1):
             if signals:
+                code = 128 + signals[0]
                 break
             here, others = _found(arguments)[0], len(_living(sharing))
             needed = (1 + others) * expected(each, [*known.values(), *here.values()])
@@ -123,6 +121,7 @@ def run_queue(arguments):
                     failure.unlink(missing_ok=True)
                 except Stopped as stop:
                     print(f"{each.name}: {stop}", flush=True)
+                    code = stop.code
                     break
                 except Exception as error:  # whatever it is, the other runs may do better
                     traceback.print_exc()
@@ -134,6 +133,8 @@ def run_queue(arguments):
                 print(f"the device does not answer any more after {each.name}; start again", flush=True)
                 return INTERNAL
     _write(arguments)
+    if code and not is_over.is_set():
+        return code
     return INTERNAL if _found(arguments)[1] else 0
 
 
@@ -308,15 +309,22 @@ def _share(sharing):
 
 @contextmanager
 def _stopped_at(deadline):
-    """End a run that takes longer than was thought as a signal would: after a checkpoint, from which it can go on."""
-    received = []
-    remaining = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
-    timer = threading.Timer(remaining, os.kill, (os.getpid(), signal.SIGTERM))
+    """End a run that takes longer than was thought as a signal would: after a checkpoint, from which it can go on.
+
+    Gives the signals that come between two runs, and an event that is set once the time is over.
+    """
+    received, is_over = [], threading.Event()
+
+    def end():
+        is_over.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Timer(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX), end)
     timer.daemon = True
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))  # for one between two runs
     timer.start()
     try:
-        yield received
+        yield received, is_over
     finally:
         timer.cancel()
         signal.signal(signal.SIGTERM, before)

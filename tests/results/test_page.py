@@ -1,3 +1,4 @@
+import json
 import statistics
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 
 from nearsay import cli
 from nearsay.results.page import make_page
-from nearsay.results.queue import BY_KEY, RATES, RELEASED, STAGES, Wanted, ablated, cell, leak
+from nearsay.results.queue import BY_KEY, OPEN_SET, RATES, RELEASED, STAGES, Wanted, ablated, cell, leak
 from nearsay.results.record import take
 from nearsay.results.writing import stale_files, write_results
 from results.stand_in import record
@@ -43,7 +44,14 @@ def test_the_paper_and_the_field_stand_below_ours(tmp_path):
     paper = ["NCR + ELR+", "the paper, final epoch", "95.2", "94.5", "94.3", "91.6", "75.1", "90.7", "–"]
     assert lines(text, "NCR + ELR+")[0] == paper
     assert lines(text, "SSR+")[0][2:] == ["96.7", "–", "96.1", "95.6", "95.2", "95.5", "–"]
-    assert lines(text, "DivideMix", "### Human labels")[0][2:] == ["95.6", "95.7", "93.1", "–"]
+    rerun = ["DivideMix", "rerun, ReScience C 2026, best epoch", "95.6", "95.7", "93.1", "–"]
+    assert lines(text, "DivideMix", "### Human labels")[0] == rerun
+
+
+def test_what_the_paper_ran_again_is_not_called_a_quotation(tmp_path):
+    text = make_page(tmp_path)
+    assert lines(text, "D-Mix")[0][1] == "Li et al. 2020, rerun by the paper"
+    assert lines(text, "MOIT+")[0][1] == "Ortego et al. 2020, as the paper prints it"
 
 
 def test_a_number_stands_in_its_cell_with_what_it_cost(tmp_path):
@@ -98,10 +106,17 @@ def test_detection_stands_beside_cleanlab(tmp_path):
 
 def test_what_the_audit_finds_has_a_row_of_its_own(tmp_path):
     run = record(cell(WORST, "ncr"), auroc=0.9581)
-    text = page(tmp_path, {**run, "audit": {"auroc": 0.971, "average_precision": 0.96}})
+    unaudited = record(cell(AGGREGATE, "ncr"), seconds=600.0)
+    text = page(tmp_path, unaudited, {**run, "audit": {"auroc": 0.971, "average_precision": 0.96, "seconds": 30.0}})
     plain, audited, *_ = lines(text, "`ncr`", "### Finding")
-    assert plain[4:7] == [".958", "−.009", ".875"]
-    assert audited == ["`ncr`, `nearsay audit`", "not run", "–", "not run", ".971", "+.004", ".960", "1.0"]
+    assert plain[4:] == [".958", "−.009", ".875", "5.5 (1.0 to 10.0)"]
+    assert audited == ["`ncr`, `nearsay audit`", "not run", "–", "not run", ".971", "+.004", ".960", "1.5"]
+
+
+def test_what_an_audit_cost_that_was_not_timed_is_not_told(tmp_path):
+    text = page(tmp_path, {**record(cell(WORST, "ncr")), "audit": {"auroc": 0.971, "average_precision": 0.96}})
+    plain, audited, *_ = lines(text, "`ncr`", "### Finding")
+    assert (plain[-1], audited[-1]) == ("1.0", "–")
 
 
 def test_the_leak_is_a_difference(tmp_path):
@@ -142,6 +157,60 @@ def test_a_run_of_other_settings_than_the_recipe_has_now_is_marked(tmp_path):
     assert f"- `{made['name']}`: objective.alpha: 0.3, not 0.9" in text
 
 
+def outdated(made):
+    """The record of a run whose recipe has changed since."""
+    return {**made, "experiment": {**made["experiment"], "weight_of_old": 0.3}}
+
+
+def test_a_mean_is_of_one_form_of_a_method(tmp_path):
+    runs = [cell(WORST, "nearsay", protocol="paper", seed=seed) for seed in range(3)]
+    made = [record(run, 0.94 + 0.01 * seed, seed=seed) for seed, run in enumerate(runs)]
+    text = page(tmp_path / "mixed", outdated(made[0]), *made[1:])
+    assert lines(text, "`nearsay`", "## Protocol `paper`\n")[1][2] == "95.50 ± 0.71 (n=2)"
+    text = page(tmp_path / "old", *map(outdated, made[:2]))
+    assert lines(text, "`nearsay`", "## Protocol `paper`\n")[1][2] == "94.50 ± 0.71 (n=2)†"
+
+
+def test_a_run_of_an_earlier_form_is_no_variation(tmp_path):
+    point = STAGES["k"][0]
+    usual = ablated(40, point)
+    arguments = tuple("seed=1" if word == "seed=0" else word for word in usual.arguments)
+    other = Wanted(name="again", protocol="short", arguments=arguments, overrides=usual.overrides)
+    text = page(tmp_path, outdated(record(usual, held_out=0.5)), record(other, held_out=0.5, seed=1))
+    assert "### Variations" not in text
+
+
+def test_two_records_of_one_run_are_refused_also_from_different_machines(tmp_path):
+    usual = cell(WORST, "ncr")
+    arguments = tuple(reversed(usual.arguments))
+    other = Wanted(name="other", protocol="short", arguments=arguments, overrides=("machine.device=cpu",))
+    with pytest.raises(ValueError, match=rf"{tmp_path}/other\.json and {tmp_path}/{usual.name}\.json .* remove one"):
+        page(tmp_path, record(usual), record(other))
+
+
+def test_what_a_changed_run_detects_is_marked(tmp_path):
+    usual = cell(WORST, "ncr")
+    other = Wanted(name="other", protocol="short", arguments=usual.arguments, overrides=("objective.temperature=4",))
+    audit = {"auroc": 0.971, "average_precision": 0.96, "seconds": 30.0}
+    made = [{**record(usual), "audit": audit}, record(other), record(cell(OPEN_SET, "ncr"))]
+    text = page(tmp_path, *map(outdated, made), record(cell(WORST, "elr")))
+    plain, audited, *_ = lines(text, "`ncr`", "### Finding")
+    assert plain[1:7] == ["not run", "–", "not run", ".950†", "−.017", ".875†"]
+    assert audited[1:7] == ["not run", "–", "not run", ".971†", "+.004", ".960†"]
+    assert lines(text, "`elr` ", "### Finding")[0][4:7] == [".950", "−.017", ".875"]
+    assert lines(text, "`ncr` ", "### Images from outside")[0][1:4] == ["90.00†", ".950†", ".875†"]
+    assert lines(text, "10N worst", "### Variations")[0][-2] == ".950†"
+    assert "not run†" not in text
+
+
+def test_a_run_whose_recipe_has_changed_since_is_not_done(tmp_path):
+    take([outdated(record(cell(WORST, "ncr", tier="A"))), record(cell(WORST, "elr"))], tmp_path)
+    write_results(tmp_path, tmp_path / "page.md")
+    assert [row[3] for row in lines((tmp_path / "page.md").read_text(), "", "## What is done")[2:5]] == ["0", "0", "1"]
+    done = [each["name"] for each in json.loads((tmp_path / "queue.json").read_text()) if each["done"]]
+    assert done == [cell(WORST, "elr").name]
+
+
 def test_a_variation_stands_beside_the_method_as_it_is(tmp_path):
     usual = cell(WORST, "ncr")
     other = Wanted(name="other", protocol="short", arguments=usual.arguments, overrides=("objective.temperature=4",))
@@ -162,6 +231,34 @@ def test_every_run_is_listed_with_its_command_and_machine(tmp_path):
 def test_notes_are_taken_word_for_word(tmp_path):
     (tmp_path / "notes.md").write_text("*Why* 80 % falls short.\n")
     assert "## What fell short, and why\n\n*Why* 80 % falls short.\n\n## " in make_page(tmp_path)
+
+
+def test_notes_that_are_no_text_are_named(tmp_path, capsys):
+    (tmp_path / "notes.md").write_bytes(b"\xff\xfe")
+    assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    assert f"{tmp_path / 'notes.md'} cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"detection": {"auroc": 0.9}},
+        {"versions": {"torch": 3, "python": "3.12"}},
+        {"labels": {"effective_rate": "x"}},
+    ],
+)
+def test_a_record_that_cannot_be_shown_is_named(tmp_path, changes, capsys):
+    made = {**record(cell(WORST, "ncr")), **changes}
+    path = tmp_path / f"{made['name']}.json"
+    path.write_text(json.dumps(made))
+    assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    assert f"{path} is no record of a run: its " in capsys.readouterr().err
+
+
+def test_a_page_that_is_no_text_is_written_again(tmp_path):
+    (tmp_path / "page.md").write_bytes(b"\xff\xfe")
+    assert tmp_path / "page.md" in write_results(tmp_path, tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text() == make_page(tmp_path)
 
 
 def test_the_command_writes_page_and_queue_and_checks_them(tmp_path, capsys):

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from nearsay import config
 from nearsay.results.queue import BY_KEY, Wanted, cell, queue
 from nearsay.results.record import changed_since, check_queued, make_record, read_records, take
 from results.stand_in import record, result
@@ -54,6 +55,19 @@ def test_another_result_is_not_overwritten_silently(tmp_path):
     assert read_records(tmp_path)[ONE.name]["accuracy"]["test"]["final"] == 0.91
 
 
+def test_a_result_of_the_recipe_as_it_was_gives_way_to_one_of_today(tmp_path):
+    old = record(ONE, 0.90)
+    old["experiment"]["objective"]["alpha"] = 0.5
+    take([old], tmp_path)
+    another = {**old, "accuracy": record(ONE, 0.89)["accuracy"]}
+    with pytest.raises(ValueError, match="another result"):
+        take([another], tmp_path)
+    assert take([record(ONE, 0.91)], tmp_path) == [ONE.name]
+    assert read_records(tmp_path)[ONE.name]["accuracy"]["test"]["final"] == 0.91
+    with pytest.raises(ValueError, match="another result"):
+        take([old], tmp_path)
+
+
 def test_a_damaged_or_misnamed_file_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(ValueError, match=r"a\.json is no record"):
@@ -64,6 +78,14 @@ def test_a_damaged_or_misnamed_file_is_named(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(record(ONE)))
     with pytest.raises(ValueError, match=f"holds the run '{ONE.name}'"):
         read_records(tmp_path)
+
+
+def test_one_more_item_of_a_list_is_a_change_whatever_it_is(monkeypatch):
+    made = record(ONE)
+    removed = made["experiment"]["augment"]["transforms"].pop()
+    assert changed_since(made) == [f'augment.transforms.1: not there, but "{removed["kind"]}"']
+    monkeypatch.setattr(config, "to_tree", lambda _: {"new": 0, "old": {"new": None, "values": [1, 0]}})
+    assert changed_since({**made, "experiment": {"old": {"values": [1]}}}) == ["old.values.1: not there, but 0"]
 
 
 def test_a_record_under_the_name_of_another_run_is_refused():
@@ -96,6 +118,17 @@ def test_a_changed_recipe_is_noticed():
         ({"detection": 5}, "its 'detection' is '5'"),
         ({"audit": 5}, "its 'audit' is '5'"),
         ({"audit": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
+        (
+            {"audit": {"auroc": 0.9, "average_precision": 0.9, "seconds": None}},
+            "the 'seconds' None of its 'audit' are no time",
+        ),
+        ({"detection": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
+        ({"versions": {"torch": 3}}, "its version of torch is 3 and no text"),
+        ({"labels": {"effective_rate": "x"}}, "its 'effective_rate' 'x' is no share"),
+        ({"command": "nearsay train toy"}, "its command is 'nearsay train toy', but that of its recipe"),
+        ({"overrides": ["machine.device=cpu"]}, "its command is .* is 'nearsay train .*machine.device=cpu'"),
+        ({"protocol": "paper"}, "its 'protocol' is 'paper', but its arguments say short"),
+        ({"seed": 3}, "its 'seed' is 3, but its arguments say 0"),
         ({"seconds": None}, "its 'seconds' is 'None'"),
         ({"seconds": 60.0, "device_seconds": 61.0}, "its 'device_seconds' 61.0 are no part of 60.0 seconds"),
         ({"device_seconds": "few"}, "its 'device_seconds' 'few' are no part"),

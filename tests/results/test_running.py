@@ -1,8 +1,11 @@
 """benchmarks/cifar.py on small stand-ins: what is run, what is left for later, and what survives."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -85,6 +88,32 @@ def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_thei
     assert (code, names, failed) == (0, ["brief"], {})
     assert "endless: stopped by SIGTERM" in told
     assert list((tmp_path / "runs" / "endless" / "checkpoints").glob("step-*"))
+
+
+def test_a_signal_from_outside_ends_it_with_the_code_of_the_signal(run, tmp_path, monkeypatch):
+    endless = Wanted(name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=())
+    plain = cifar.train
+
+    def train(*words, **more):
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return plain(*words, **more)
+
+    monkeypatch.setattr(cifar, "train", train)
+    code, _, failed, told = run([endless, toy("never")])
+    assert (code, failed) == (143, {})
+    assert "endless: stopped by SIGTERM" in told
+    assert "never" not in told
+
+
+def test_so_does_one_between_two_runs(run, monkeypatch):
+    plain = cifar.run_one
+
+    def run_one(*words):
+        plain(*words)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(cifar, "run_one", run_one)
+    assert run([toy("one"), toy("two")])[:2] == (143, ["one"])
 
 
 @pytest.fixture
@@ -191,6 +220,12 @@ def test_a_run_whose_recipe_has_changed_since_is_run_again(run, tmp_path):
     take([made], path.parent, replace=True)
     run([toy("one")])
     assert json.loads(path.read_text())["experiment"]["optimizer"]["lr"] != 123.0
+
+
+def test_a_list_of_what_is_left_writes_nothing(run, tmp_path):
+    code, _, _, told = run([toy("one")], "--list")
+    assert (code, told.split()[-1]) == (0, "one")
+    assert [path.name for path in tmp_path.iterdir()] == ["queue.json"]
 
 
 def test_runs_without_their_files_are_left_out(run):

@@ -1,8 +1,9 @@
 """What the records say of one cell of a table: accuracies over seeds, detection of wrong labels, and what it cost."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from nearsay.report.groups import Spread, spread
 from nearsay.results.queue import Wanted
@@ -22,7 +23,15 @@ class Numbers:
     changed: frozenset[str] = frozenset()  # names of runs whose settings are no more those of the recipe
 
     def of(self, wanted: Wanted) -> list[Record]:
-        """The runs that differ from the wanted one in nothing but their seed, by seed."""
+        """The runs that differ from the wanted one in nothing but their seed, by seed.
+
+        Runs of the recipe as it is today, if there are any: a mean is never of two forms of a method.
+        """
+        alike = self.ever(wanted)
+        return [each for each in alike if each["name"] not in self.changed] or alike
+
+    def ever(self, wanted: Wanted) -> list[Record]:
+        """The same, and with them those of the recipe as it was."""
         return self._alike.get(_key(wanted.recipe, wanted.arguments, wanted.overrides), [])
 
     @cached_property
@@ -39,22 +48,49 @@ class Numbers:
 
     def shown(self, wanted: Wanted, split: str = "test") -> str:
         """The accuracy as text, with a mark if the recipe has changed since."""
-        mark = CHANGED if any(each["name"] in self.changed for each in self.of(wanted)) else ""
-        return f"{as_text(self.accuracy(wanted, split))}{mark}"
+        return self._marked(as_text(self.accuracy(wanted, split)), wanted)
 
     def detection(self, wanted: Wanted, kind: str, *, by: str = "detection") -> Spread | None:
         """AUROC or average precision, also `by` the "audit"; None where no run knows which labels are wrong."""
         return spread(each[by][kind] for each in self.of(wanted) if each.get(by))
 
-    def minutes(self, wanted: Iterable[Wanted]) -> str:
-        """What a run takes, over all runs of a row; with the range where they differ by more than a quarter."""
-        taken = [device_seconds(each) / 60 for one in wanted for each in self.of(one)]
+    def detected(self, wanted: Wanted, kind: str, *, by: str = "detection") -> str:
+        """The same as text, with a mark if the recipe has changed since."""
+        return self._marked(as_share(self.detection(wanted, kind, by=by)), wanted)
+
+    def _marked(self, text: str, wanted: Wanted) -> str:
+        is_changed = any(each["name"] in self.changed for each in self.of(wanted))
+        return f"{text}{CHANGED}" if is_changed and text != NOT_RUN else text
+
+    def minutes(self, wanted: Iterable[Wanted], *, by: str = "detection") -> str:
+        """What a run takes, over all runs of a row; with the range where they differ by more than a quarter.
+
+        In a row `by` the "audit", of the runs with an audit that was timed, each with its audit.
+        """
+        found = [each for one in wanted for each in self.of(one)]
+        if by == "audit":
+            timed = [each for each in found if "seconds" in (each.get(by) or {})]
+            taken = [(device_seconds(each) + each[by]["seconds"]) / 60 for each in timed]
+        else:
+            taken = [device_seconds(each) / 60 for each in found]
         if not taken:
             return NOTHING
         mean = sum(taken) / len(taken)
         if max(taken) - min(taken) > 0.25 * mean:
             return f"{mean:.1f} ({min(taken):.1f} to {max(taken):.1f})"
         return f"{mean:.1f}"
+
+
+def check_doubles(records: Mapping[str, Record], folder: Path) -> None:
+    """See that no two records are of one run; ValueError names the files of two that are."""
+    seen: dict[tuple[str, Key, int], str] = {}
+    for name, each in records.items():
+        run = each["protocol"], _key(each["recipe"], each["arguments"], each["overrides"]), int(each["seed"])
+        if (other := seen.setdefault(run, name)) != name:
+            raise ValueError(
+                f"{folder / other}.json and {folder / name}.json are records of the same run with the same seed; "
+                "remove one of them"
+            )
 
 
 def as_text(number: Spread | None, digits: int = 2) -> str:

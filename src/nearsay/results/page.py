@@ -1,13 +1,13 @@
-"""The page of all results, made of the records and the queue; no number on it is typed by hand."""
+"""The page of all results, made of the records and the queue; but for the notes, no number on it is typed by hand."""
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
 from nearsay.results import field, questions, variations
 from nearsay.results.field import CLEANLAB, LEAST_DETECTION, TARGETS, Quoted
-from nearsay.results.numbers import CHANGED, NOTHING, Numbers, as_share, difference, table
+from nearsay.results.numbers import CHANGED, NOTHING, Numbers, check_doubles, difference, table
 from nearsay.results.queue import (
     ASYMMETRIC,
     BY_KEY,
@@ -43,24 +43,27 @@ def make_page(folder: Path) -> str:
     wanted, records = queue(), read_records(folder)
     for record in records.values():
         check_queued(record, wanted)
-    notes = folder / NOTES
+    check_doubles(records, folder)
+    changed = {name: found for name, record in records.items() if (found := changed_since(record))}
     blocks = [
         "# Results",
         "Made by `nearsay results` from the files in [results](../results), one for each run, and not to be edited. "
         'A cell without a run reads "not run".',
         *_rules(records),
-        *_progress(wanted, records),
+        *_progress(wanted, records.keys() - changed.keys()),
     ]
-    changed = {name: found for name, record in records.items() if (found := changed_since(record))}
     for protocol in EPOCHS:
         numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
         blocks += [*_protocol(protocol, numbers, wanted), *variations.section(numbers, wanted)]
-    blocks += _changed(changed)
-    blocks += [
-        "## What fell short, and why",
-        notes.read_text("utf-8").strip() if notes.exists() else "Not written yet.",
-    ]
+    blocks += [*_changed(changed), "## What fell short, and why", _notes(folder / NOTES)]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
+
+
+def _notes(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip() if path.exists() else "Not written yet."
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; write it again as a text in UTF-8") from error
 
 
 def _of(protocol: Protocol, records: dict[str, Record]) -> dict[str, Record]:
@@ -85,11 +88,11 @@ def _rules(records: dict[str, Record]) -> list[str]:
     ]
 
 
-def _progress(wanted: Sequence[Wanted], records: dict[str, Record]) -> list[str]:
+def _progress(wanted: Sequence[Wanted], done: Set[str]) -> list[str]:
     rows = []
     for tier, title in _TIERS.items():
         mine = [each for each in wanted if each.tier == tier]
-        left = [each for each in mine if each.name not in records]
+        left = [each for each in mine if each.name not in done]
         minutes = sum(each.seconds for each in left) / 60
         rows.append([tier, title, str(len(mine)), str(len(mine) - len(left)), f"{minutes:.0f}" if left else "0"])
     header = ("tier", "what", "runs", "done", "minutes left, guessed for an H200")
@@ -179,10 +182,11 @@ def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], col
             continue
         texts = []
         for key, each in zip(keys, cells, strict=True):
-            auroc, precision = (numbers.detection(each, kind, by=by) for kind in ("auroc", "average_precision"))
-            texts += [as_share(auroc), difference(auroc, CLEANLAB[key], 3).replace("0.", "."), as_share(precision)]
+            gap = difference(numbers.detection(each, "auroc", by=by), CLEANLAB[key], 3).replace("0.", ".")
+            auroc, precision = (numbers.detected(each, kind, by=by) for kind in ("auroc", "average_precision"))
+            texts += [auroc, gap, precision]
         name = f"`{method}`" if by == "detection" else f"`{method}`, `nearsay audit`"
-        rows.append([name, *texts, numbers.minutes(cells)])
+        rows.append([name, *texts, numbers.minutes(cells, by=by)])
     for name, numbers_of in (("cleanlab, published", CLEANLAB), ("at least wanted", LEAST_DETECTION)):
         quoted = [text for key in keys for text in (f"{numbers_of[key]:.3f}".removeprefix("0"), "", NOTHING)]
         rows.append([name, *quoted, NOTHING])
@@ -192,9 +196,9 @@ def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], col
         "### Finding the wrong labels of CIFAR-10N",
         "By the confidence of the final network in the given label of each training image, from one run that trained "
         "on these labels; over all images, with the original labels of CIFAR-10 as the truth. Rows of `nearsay audit` "
-        "are of the same run, by the score that the audit makes of its probabilities, neighbors and training. Those of "
-        "cleanlab are of five trainings of a ResNet-18 that was pretrained on ImageNet, the better of its "
-        "self-confidence and margin.",
+        "are of the same run, by the score that the audit makes of its probabilities, neighbors and training; their "
+        "minutes are of the run and its audit, where that was timed. Those of cleanlab are of five "
+        "trainings of a ResNet-18 that was pretrained on ImageNet, the better of its self-confidence and margin.",
         table(("method", *heads, "min per run"), rows),
     ]
 

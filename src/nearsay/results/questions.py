@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nearsay.report.groups import Spread
-from nearsay.results.numbers import NOTHING, Numbers, as_share, difference, table
+from nearsay.results.numbers import NOTHING, Numbers, difference, table
 from nearsay.results.queue import (
     BY_KEY,
     OPEN_SET,
@@ -63,8 +63,7 @@ def _open_set(numbers: Numbers) -> list[str]:
     rows = []
     for method in OPEN_SET_METHODS:
         wanted = cell(OPEN_SET, method)
-        auroc, precision = (numbers.detection(wanted, kind) for kind in ("auroc", "average_precision"))
-        texts = [numbers.shown(wanted), as_share(auroc), as_share(precision)]
+        texts = [numbers.shown(wanted), *(numbers.detected(wanted, kind) for kind in ("auroc", "average_precision"))]
         rows.append([f"`{method}`", *texts, numbers.minutes([wanted])])
     return [
         "### Images from outside",

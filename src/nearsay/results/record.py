@@ -23,6 +23,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # what every record has
     "detection": (dict, type(None)),
 }
 _ACCURACIES = ("final", "best", "last_10")
+_DETECTIONS = ("auroc", "average_precision")
 _NAME = re.compile(r"[\w+][\w+.-]*")  # of a file, in the folder and nowhere else
 # Differences that make no other experiment: where files are, and what later versions can do but was not asked for.
 # A number in the place of a field is that of an item of a list, and one more of those is another experiment.
@@ -64,6 +65,17 @@ def make_record(
     }
 
 
+def as_wanted(record: Record) -> Wanted:
+    """The run of a record, as a queue has it."""
+    return Wanted(
+        name=record["name"],
+        protocol=record["protocol"],
+        recipe=record["recipe"],
+        arguments=tuple(record["arguments"]),
+        overrides=tuple(record["overrides"]),
+    )
+
+
 def device_seconds(record: Record) -> float:
     """How long a run had the device: all the time that it took, or its share of it where others ran at once."""
     return float(record["device_seconds"] if "device_seconds" in record else record["seconds"])
@@ -102,11 +114,17 @@ def changed_since(record: Record) -> list[str]:
     return [each for each in config.differences(record["experiment"], now) if not _HARMLESS.match(each)]
 
 
+def unchanged(records: Mapping[str, Record]) -> list[str]:
+    """The names of the runs that would be run in the same way today: those that are done."""
+    return [name for name, record in records.items() if not changed_since(record)]
+
+
 def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: bool = False) -> list[str]:
     """Put records into a folder, a file each; returns the names of the new ones.
 
-    `commit` is filled in where a record has none, or names one that was changed ("-dirty"). ValueError, before anything
-    is written, for a record that differs from the one that is there, unless it is to be replaced.
+    `commit` is filled in where a record has none, or names one that was changed ("-dirty"). A record of the recipe as
+    it is today replaces one of the recipe as it was. ValueError, before anything is written, for another record that
+    differs from the one that is there, unless it is to be replaced.
     """
     fresh: list[Record] = []
     for each in records:
@@ -118,13 +136,16 @@ def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: 
         named = {**record, "commit": commit if commit and (not known or known.endswith("-dirty")) else known}
         path = folder / f"{record['name']}.json"
         before = _read(path) if path.exists() else None
-        if before is not None and {**before, "commit": ""} == {**named, "commit": ""} and before["commit"]:
-            continue
-        if before is not None and {**before, "commit": ""} != {**named, "commit": ""} and not replace:
-            raise ValueError(
-                f"{path} holds another result ({_final(before)} there, {_final(named)} now); nothing was written, "
-                "and --replace would overwrite it"
-            )
+        if before is not None:
+            is_same = {**before, "commit": ""} == {**named, "commit": ""}
+            if is_same and before["commit"]:
+                continue
+            is_outdated = not is_same and changed_since(before) and not changed_since(named)
+            if not (is_same or is_outdated or replace):
+                raise ValueError(
+                    f"{path} holds another result ({_final(before)} there, {_final(named)} now); nothing was written, "
+                    "and --replace would overwrite it"
+                )
         fresh.append(named)
     folder.mkdir(parents=True, exist_ok=True)
     for record in fresh:
@@ -156,28 +177,58 @@ def _checked(record: Any) -> Record:
             raise ValueError(f"it has no {key!r}")
         if not isinstance(record[key], kind) or (isinstance(record[key], float) and not math.isfinite(record[key])):
             raise ValueError(f"its {key!r} is {str(record[key])[:40]!r}")
+    _check_words(record)
+    _check_shares(record)
+    _check_costs(record)
+    return dict(record)
+
+
+def _check_words(record: Record) -> None:
+    """See that names and words are some, and agree with each other."""
     if not _NAME.fullmatch(record["name"]) or f"{record['name']}.json" == FILE:
         raise ValueError(f"{record['name']!r} is no name of a run")
     if record["protocol"] not in EPOCHS:
         raise ValueError(f"its protocol {record['protocol']!r} is none of {', '.join(EPOCHS)}")
     if odd := [word for word in (*record["arguments"], *record["overrides"]) if not isinstance(word, str)]:
         raise ValueError(f"{odd[0]!r} is no word of a command")
+    if odd := [f"{name} is {value!r}" for name, value in record["versions"].items() if not isinstance(value, str)]:
+        raise ValueError(f"its version of {odd[0]} and no text")
+    for key in ("protocol", "seed"):
+        told = [word.partition("=")[2] for word in record["arguments"] if word.startswith(f"{key}=")]
+        if told and set(told) != {str(record[key])}:
+            raise ValueError(f"its {key!r} is {record[key]!r}, but its arguments say {' and '.join(told)}")
+    command = as_wanted(record).command()
+    if record["command"] != command:
+        raise ValueError(
+            f"its command is {record['command']!r}, but that of its recipe, arguments and overrides is {command!r}"
+        )
+
+
+def _check_shares(record: Record) -> None:
+    """See that accuracies, detection and the rate of noise are shares."""
     for split in ("test", *record["accuracy"]):
         found = record["accuracy"].get(split)
         shares = [found.get(kind) if isinstance(found, dict) else None for kind in _ACCURACIES]
         if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
             raise ValueError(f"its accuracies {shares} on {split!r} are no shares from 0 to 1")
-    share = record.get("device_seconds", 0.0)
-    if not isinstance(share, int | float) or not 0 <= share <= record["seconds"]:
-        raise ValueError(f"its 'device_seconds' {share!r} are no part of {record['seconds']} seconds")
     audit = record.get("audit") or {}
     if not isinstance(audit, dict):
         raise ValueError(f"its 'audit' is {str(audit)[:40]!r}")
-    shown = {kind: audit.get(kind) for kind in ("auroc", "average_precision") if audit}
-    for kind, share in (*(record["detection"] or {}).items(), *shown.items()):
+    shown = [(kind, found.get(kind)) for found in (record["detection"], audit) if found for kind in _DETECTIONS]
+    rate = record["labels"].get("effective_rate")
+    for kind, share in (*shown, *([] if rate is None else [("effective_rate", rate)])):
         if not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ValueError(f"its {kind!r} {share!r} is no share from 0 to 1")
-    return dict(record)
+
+
+def _check_costs(record: Record) -> None:
+    """See that what it took on the device, and the audit, can be added up."""
+    share = record.get("device_seconds", 0.0)
+    if not isinstance(share, int | float) or not 0 <= share <= record["seconds"]:
+        raise ValueError(f"its 'device_seconds' {share!r} are no part of {record['seconds']} seconds")
+    taken = (record.get("audit") or {}).get("seconds", 0.0)  # an audit that was made later may not have been timed
+    if not isinstance(taken, int | float) or not 0 <= taken < math.inf:
+        raise ValueError(f"the 'seconds' {taken!r} of its 'audit' are no time")
 
 
 def _final(record: Record) -> str:

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from nearsay.results.numbers import NOTHING, Numbers, as_share, difference, table
+from nearsay.results.numbers import NOTHING, Numbers, difference, table
 from nearsay.results.queue import BY_KEY, Column, Wanted
-from nearsay.results.record import Record
+from nearsay.results.record import as_wanted
 
 
 def section(numbers: Numbers, wanted: Sequence[Wanted]) -> list[str]:
     """Rows of what differs, its accuracy and how far that is from the method without it; [] if there is none."""
-    known = {record["name"] for each in wanted for record in numbers.of(each)}
+    known = {record["name"] for each in wanted for record in numbers.ever(each)}
     others = {name: record for name, record in numbers.records.items() if name not in known}
     rows: dict[str, list[str]] = {}
     for name in sorted(others):
-        one = _as_wanted(others[name])
+        one = as_wanted(others[name])
         if _more(one) or _changes(one):  # else it is a cell of the tables above that nobody had asked for
             rows.setdefault(numbers.of(one)[0]["name"], _row(numbers, one))
     if not rows:
@@ -38,9 +38,8 @@ def _row(numbers: Numbers, one: Wanted) -> list[str]:
         is_base = before is None or (not changes and more == plain)
         gap = NOTHING if before is None or is_base else difference(ours, before.mean)
         cells += [NOTHING if ours is None else numbers.shown(one, split), gap]
-    auroc = numbers.detection(one, "auroc")
     told = " ".join(f"`{word}`" for word in (*more, *changes))
-    found = NOTHING if auroc is None else as_share(auroc)
+    found = NOTHING if numbers.detection(one, "auroc") is None else numbers.detected(one, "auroc")
     noise = one.recipe if column is None else column.title
     return [noise, f"`{one.method}`", told, *cells, found, numbers.minutes([one])]
 
@@ -58,13 +57,3 @@ def _more(one: Wanted) -> list[str]:
 
 def _changes(one: Wanted) -> list[str]:
     return [word for word in one.overrides if not word.startswith("machine.")]
-
-
-def _as_wanted(record: Record) -> Wanted:
-    return Wanted(
-        name=record["name"],
-        protocol=record["protocol"],
-        recipe=record["recipe"],
-        arguments=tuple(record["arguments"]),
-        overrides=tuple(record["overrides"]),
-    )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nearsay.results.page import make_page
 from nearsay.results.queue import FILE, queue, write_queue
-from nearsay.results.record import read_records
+from nearsay.results.record import read_records, unchanged
 from nearsay.run import write_whole
 
 
@@ -25,9 +25,9 @@ def stale_files(folder: Path, page: Path) -> list[Path]:
     return [
         path
         for path, content in _contents(folder, page).items()
-        if not path.is_file() or path.read_text("utf-8") != content
+        if not path.is_file() or path.read_bytes() != content.encode()
     ]
 
 
 def _contents(folder: Path, page: Path) -> dict[Path, str]:
-    return {page: make_page(folder), folder / FILE: write_queue(queue(), read_records(folder))}
+    return {page: make_page(folder), folder / FILE: write_queue(queue(), unchanged(read_records(folder)))}
