@@ -23,6 +23,7 @@ import json
 import platform
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +48,7 @@ from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run
 from nearsay.core import Labels
 from nearsay.datasets import Cifar10
+from nearsay.failures import exit_code, explain
 from nearsay.train import train
 from nearsay.trained import read_labels, read_origin, read_result
 
@@ -362,22 +364,29 @@ def main() -> None:
     chosen = parser.parse_args()
     if bool(chosen.runs) == bool(chosen.planted or chosen.scale):
         parser.error("name at least one RUN, or none with --planted and --scale")
-    if chosen.planted is not None:
-        rows, show = plant_and_find(chosen.planted), show_found
-    elif chosen.scale is not None:
-        rows, show = [scale(chosen.scale, chosen.classes)], show_found
-    elif chosen.clean:
-        rows, show = [clean_and_repeat(each) for each in chosen.runs], show_cleaned
-    elif chosen.verified is not None:
-        rows, show = [verify(each, chosen.verified) for each in chosen.runs], show_verified
-    else:
-        rows, show = [measure(each, folds=chosen.folds) for each in chosen.runs], show_measured
+    try:
+        rows, show = _rows(chosen)
+    except (OSError, ValueError, nearsay.run.RunError) as error:
+        print(f"error: {explain(error, exit_code(error))}", file=sys.stderr)
+        sys.exit(exit_code(error))
     show(rows)
     if chosen.out is not None:
         peers = {name: _version(name) for name in ("nearsay", "torch", "cleanlab", "faiss-cpu")}
         about = {"machine": platform.processor() or platform.machine(), "versions": peers, "rows": rows}
         chosen.out.write_text(json.dumps(about, indent=1) + "\n")
         print(f"\nwritten to {chosen.out}")
+
+
+def _rows(chosen: argparse.Namespace) -> tuple[list[dict[str, Any]], Any]:
+    if chosen.planted is not None:
+        return plant_and_find(chosen.planted), show_found
+    if chosen.scale is not None:
+        return [scale(chosen.scale, chosen.classes)], show_found
+    if chosen.clean:
+        return [clean_and_repeat(each) for each in chosen.runs], show_cleaned
+    if chosen.verified is not None:
+        return [verify(each, chosen.verified) for each in chosen.runs], show_verified
+    return [measure(each, folds=chosen.folds) for each in chosen.runs], show_measured
 
 
 def _version(name: str) -> str:

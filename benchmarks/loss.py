@@ -3,7 +3,8 @@
     python benchmarks/loss.py                 the CPU, one thread
     python benchmarks/loss.py --device cuda   a GPU, also replayed from a CUDA graph
 
-Times are minima of interleaved repeats, so ratios are what to read. Writes benchmarks/results/loss-DEVICE.json.
+Times are minima of interleaved repeats, so ratios are what to read. Writes
+benchmarks/results/loss-DEVICE.json; with --only, which measures a part, nothing but the file that --out names.
 """
 
 import argparse
@@ -178,7 +179,7 @@ def report(rows: list[dict[str, float]]) -> dict[str, float]:
     large = [row for row in rows if row["m"] == 4096 and row["k"] <= 10]
     by_size = {(row["m"], row["d"], row["c"], row["k"]): row["ours_bytes"] for row in rows}
     summary = {
-        "slowest_ratio": min(map(speedup, both)),
+        "slowest_ratio": min(map(speedup, both), default=math.nan),
         "slowest_ratio_from_1024": min((speedup(row) for row in both if row["m"] >= 1024), default=math.nan),
         "geometric_mean": geometric_mean([speedup(row) for row in both]),
         "slowest_at_4096_k10": min((speedup(row) for row in large if "released_ms" in row), default=math.nan),
@@ -231,7 +232,11 @@ def main() -> None:
         summary[f"paper: {name}"] = speedup(row)
     hardware = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()}, one thread"
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    record = {"hardware": hardware, "torch": torch.__version__, "commit": commit, "summary": summary, "rows": rows}
+    known = {name: value for name, value in summary.items() if not math.isnan(value)}  # JSON has no NaN
+    record = {"hardware": hardware, "torch": torch.__version__, "commit": commit, "summary": known, "rows": rows}
+    if arguments.only and arguments.out is None:
+        print("\nWrote nothing: this is a part of the grid; --out names a file for it")
+        return
     out = arguments.out or Path(__file__).parent / "results" / f"loss-{arguments.device}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.4g}"))

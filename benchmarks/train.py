@@ -242,6 +242,16 @@ def wait(device):
         torch.cuda.synchronize()
 
 
+def kinds(*, is_cuda, compiles):
+    """The ways to make a step, by name: on a CPU there is the plain one alone."""
+    found = {"eager": {"captures": False, "compiles": False}}
+    if is_cuda:
+        found["graph"] = {"captures": True, "compiles": False}
+    if is_cuda and compiles:
+        found["graph and compile"] = {"captures": True, "compiles": True}
+    return found
+
+
 def commit():
     """The commit of the code, where there is one."""
     with suppress(OSError, subprocess.CalledProcessError):
@@ -276,11 +286,6 @@ def main():
         schedule=Cosine(warmup=0),
         batch_size=arguments.batch,
     )
-    kinds = {"graph": {"captures": is_cuda, "compiles": False}}
-    if is_cuda and not arguments.no_compile:
-        kinds["graph and compile"] = {"captures": True, "compiles": True}
-    if is_cuda:
-        kinds = {"eager": {"captures": False, "compiles": False}, **kinds}
     methods = {"cross-entropy": CrossEntropy(), "NCR": NCR(alpha=0.9, k=10)}
     best = floor(experiment, device, 5)
     print(f"practical floor           {best:9.0f} images/s", flush=True)
@@ -293,7 +298,7 @@ def main():
         "floor": round(best),
         "rows": [],
     }
-    for kind, choices in kinds.items():
+    for kind, choices in kinds(is_cuda=is_cuda, compiles=not arguments.no_compile).items():
         ours = {name: Ours(replace(experiment, objective=each), device, **choices) for name, each in methods.items()}
         begin = time.perf_counter()
         for each in ours.values():

@@ -134,6 +134,13 @@ def test_rows_are_written_and_runs_are_not_mixed_with_what_needs_none(tmp_path, 
     assert "name at least one RUN, or none with --planted and --scale" in capsys.readouterr().err
 
 
+def test_what_is_no_run_is_told_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["audit.py", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit, match="65"):
+        benchmark.main()
+    assert f"error: {tmp_path / 'nowhere'}: the labels of the run cannot be read" in capsys.readouterr().err
+
+
 def test_drawn_sheets_are_bright():
     drawn = planting._drawn("text", np.random.default_rng(0))
     assert isinstance(drawn, Image.Image)
