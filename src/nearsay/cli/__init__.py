@@ -4,7 +4,6 @@ Nothing that imports torch is imported before a verb needs it, so that help and 
 stdout, progress and complaints to stderr.
 """
 
-import os
 import shlex
 import signal
 import sys
@@ -25,6 +24,7 @@ from nearsay.cli.reading import compare, evaluate, export, predict
 from nearsay.cli.recording import results
 from nearsay.cli.reviewing import review
 from nearsay.cli.starting import demo, doctor, get, recipes
+from nearsay.cli.streams import silence, told_if_possible
 from nearsay.cli.sweeping import sweep
 from nearsay.config import Call, apply_overrides, call_recipe, to_tree
 from nearsay.failures import INTERRUPTED, IO_FAILED, PREEMPTED, USAGE, exit_code, explain
@@ -140,12 +140,15 @@ app.add_typer(data, name="data")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code. The one place where errors become sentences."""
+    """Run a command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    with told_if_possible():
+        return _run(words, is_process=arguments is None)
+
+
+def _run(words: list[str], *, is_process: bool) -> int:
+    """The one place where errors become sentences; `is_process` if the process ends with it."""
     is_debug, words = "--debug" in words, [word for word in words if word != "--debug"] or ["--help"]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to stop
     try:
         with warnings.catch_warnings():
             # what it warns of is for the user, and where in the code is not
@@ -165,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {_explain_usage(error)}", file=sys.stderr)
             return USAGE
         code = exit_code(error)
-        if arguments is None and code in (INTERRUPTED, PREEMPTED):  # a second signal has nothing left to stop
+        if is_process and code in (INTERRUPTED, PREEMPTED):  # a second signal has nothing left to stop
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         told = "" if code in (INTERRUPTED, PREEMPTED) else "error: "
@@ -174,8 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_reader() -> int:
-    """Nobody reads stdout any more; nothing that is still in it may complain when Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    silence(sys.stdout)
     return IO_FAILED
 
 
