@@ -219,7 +219,8 @@ def test_a_sweep_refuses_torchrun_and_folders_that_are_none(tmp_path, monkeypatc
     with pytest.raises(RunError, match=r"cannot write into .*file") as caught:
         run_all([], tmp_path / "file", at_once=at_once)
     assert caught.value.code == 73
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="does not run under torchrun"):
         run_all([], tmp_path, at_once=at_once)
 

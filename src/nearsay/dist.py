@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as distributed
@@ -28,10 +28,46 @@ class ProcessError(RuntimeError):
     code = 70
 
 
+class LaunchError(ValueError):
+    """The variables that torchrun sets are there by half, or make no sense."""
+
+    code = 2
+
+
+class Launch(NamedTuple):
+    """What torchrun says of this process in its environment; one process alone without it."""
+
+    size: int
+    rank: int
+    local_rank: int
+
+
+def launch() -> Launch:
+    """Read the environment; LaunchError at once where the processes could only wait for each other in vain."""
+    size = _variable("WORLD_SIZE", 1, low=1)
+    found = Launch(size, _variable("RANK", 0, high=size - 1), _variable("LOCAL_RANK", 0, high=size - 1))
+    if size > 1 and num_processes() == 1:  # who has met already needs no address
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if not os.environ.get(name):
+                raise LaunchError(f"WORLD_SIZE={size} needs {name} too; start with torchrun, or unset WORLD_SIZE")
+        _variable("MASTER_PORT", 0, low=1, high=65535)
+    return found
+
+
+def _variable(name: str, default: int, *, low: int = 0, high: int | None = None) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) < low or (high is not None and int(text) > high):
+        to = "" if high is None else f" to {high}"
+        raise LaunchError(f"{name}={text!r} must be a whole number from {low}{to}; start with torchrun, or unset it")
+    return int(text)
+
+
 @contextmanager
 def joined(device: torch.device, timeout: float) -> Iterator[None]:
     """Work with the other processes that torchrun started, if it did; waits at most `timeout` seconds for them."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
+    if launch().size == 1 or distributed.is_initialized():
         yield
         return
     _meet("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout))
@@ -50,12 +86,12 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
 
 def local_rank() -> int:
     """Which of the processes on this machine this is, from 0: the number of its GPU."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return launch().local_rank
 
 
 def env_rank() -> int:
     """Which of all processes this is, known before they have met."""
-    return int(os.environ.get("RANK", "0"))
+    return launch().rank
 
 
 def num_processes() -> int:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from nearsay import dist
 from nearsay.config import ConfigError
 from nearsay.display import Display
 from nearsay.failures import INTERNAL, NO_MEMORY, exit_code, explain
@@ -76,7 +77,7 @@ def run_each(
     """Outcomes as they come; the next plan is asked for when there is room for it."""
     if at_once < 1:
         raise ConfigError(f"at_once={at_once} must be 1 or more")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if dist.launch().size > 1:
         raise ConfigError("a sweep does not run under torchrun; start it alone, with --at-once for several runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
