@@ -16,6 +16,7 @@ from nearsay.experiment import Machine
 
 _LOOK = 64  # steps, at most, between two looks at the device
 _PAUSE = 0.25  # seconds, about, between two looks
+PARENT = "NEARSAY_PARENT"  # the variable that names the process to end with
 
 
 class Stopped(RuntimeError):
@@ -74,6 +75,22 @@ def signals() -> Iterator[list[int]]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def follow_parent() -> None:
+    """End as by SIGTERM when the process that started this one is gone, if it asked for that in the environment.
+
+    What was killed cannot tell its children, and they would go on and keep their folders locked.
+    """
+    parent = os.environ.pop(PARENT, None)  # not for the children of this process
+    if parent is not None:
+        threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+
+
+def _follow(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PAUSE)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

@@ -88,8 +88,10 @@ def train(
         _print_plan(call, as_json=as_json)
         return
     from nearsay.commands.naming import default_folder  # noqa: PLC0415  # see the first lines
+    from nearsay.host import follow_parent  # noqa: PLC0415
     from nearsay.train import train as train_into  # noqa: PLC0415
 
+    follow_parent()
     folder = default_folder(call.origin) if out is None else out
     shown = make_display(quiet=quiet)
     with closing(Events(shown, folder / "tensorboard") if tensorboard else shown) as display:

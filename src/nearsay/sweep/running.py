@@ -18,13 +18,14 @@ from nearsay import dist
 from nearsay.config import ConfigError
 from nearsay.display import Display
 from nearsay.failures import INTERNAL, NO_MEMORY, exit_code, explain
-from nearsay.host import Stopped, signals
-from nearsay.run import CANNOT_CREATE, Run, RunError
+from nearsay.host import PARENT, Stopped, signals
+from nearsay.run import CANNOT_CREATE, LOCKED, Run, RunError
 from nearsay.sweep.planning import Planned
 from nearsay.train import train
 from nearsay.trained import check_same, read_result
 
 _PAUSE = 0.05  # seconds between two looks at processes
+_PATIENCE = 30.0  # seconds for which a run in use is waited for: one that a killed sweep has left ends by itself
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -95,7 +96,28 @@ def _in_turn(plans: Iterator[Planned], folder: Path, display: Display | None) ->
         for planned in plans:
             if number := heard():
                 raise Stopped(number, folder)
-            yield _finished(planned, folder) or _run(planned, folder, display)
+            patience = _Patience(display)
+            while patience.allows(outcome := _finished(planned, folder) or _run(planned, folder, display)):
+                time.sleep(_PAUSE)
+            yield outcome
+
+
+class _Patience:
+    """Whether to try runs again that others are using."""
+
+    def __init__(self, display: Display | None) -> None:
+        self._display, self._until = display, dict[str, float]()
+
+    def allows(self, outcome: Outcome) -> bool:
+        """Whether there is time for one more try; says so at the first."""
+        if outcome.code != LOCKED:
+            return False
+        if outcome.name not in self._until:
+            self._until[outcome.name] = time.monotonic() + _PATIENCE
+            if self._display is not None:
+                used = outcome.error.partition(";")[0]
+                self._display.note(f"{used}; waiting {_PATIENCE:g} seconds for it")
+        return time.monotonic() < self._until[outcome.name]
 
 
 def _run(planned: Planned, folder: Path, display: Display | None) -> Outcome:
@@ -130,7 +152,7 @@ def _failed(planned: Planned, target: Path, error: Exception) -> Outcome:
 def _side_by_side(plans: Iterator[Planned], folder: Path, at_once: int, display: Display | None) -> Iterator[Outcome]:
     running: list[_Process] = []
     crowded: list[Planned] = []
-    is_told = False
+    is_told, patience = False, _Patience(display)
     with signals() as received:
         try:
             while True:
@@ -151,6 +173,8 @@ def _side_by_side(plans: Iterator[Planned], folder: Path, at_once: int, display:
                     outcome = _ended(each, display)
                     if outcome.code == NO_MEMORY and at_once > 1:
                         crowded.append(each.planned)
+                    elif not received and patience.allows(outcome):
+                        running.append(_start(each.planned, folder, at_once))
                     elif outcome.result is not None or not received:
                         yield outcome
             if received:
@@ -169,6 +193,7 @@ def _start(planned: Planned, folder: Path, at_once: int) -> _Process:
     command = [sys.executable, "-m", "nearsay", "train", *planned.words, "--out", str(target), "--quiet"]
     share = max(1, (os.cpu_count() or 1) // at_once)
     environment = {"OMP_NUM_THREADS": str(share), **os.environ}  # all threads for all of them would be too many
+    environment[PARENT] = str(os.getpid())  # in a session of its own, nothing else tells it that this one was killed
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # open until the process is over
     process = subprocess.Popen(
         command,

@@ -19,6 +19,7 @@ from nearsay.config.text import first_line
 from nearsay.display import Display
 from nearsay.failures import IO_FAILED, USAGE
 from nearsay.host import Stopped
+from nearsay.run import LOCKED
 from nearsay.sweep.planning import Choice, Planned, Space, plan
 from nearsay.sweep.running import Outcome, run_each
 from nearsay.trained import read_result
@@ -73,17 +74,19 @@ def search(
             for outcome in run_each(plans, folder, at_once=at_once, display=display):
                 outcome = found[outcome.name] = _judged(outcome)
                 with _explained(storage):
-                    for trial in waiting.pop(outcome.name):
+                    # what another process runs has not failed, and is tried again by the next call
+                    for trial in waiting.pop(outcome.name) if outcome.code != LOCKED else ():
                         _answer(study, trial, outcome)
                 if tell is not None:
                     tell(outcome)
         except (Stopped, KeyboardInterrupt):
             with _explained(storage):
-                for trial in (each for trials_of_run in waiting.values() for each in trials_of_run):
-                    _release(study, trial.number, trial.params)
+                _release_all(study, waiting)
             raise
         with _explained(storage):
-            return _collect(study, space, folder, found)
+            collected = _collect(study, space, folder, found)
+            _release_all(study, waiting)
+            return collected
 
 
 def _ask(
@@ -164,6 +167,11 @@ def _release(study: "Study", number: int, params: dict[str, Any]) -> None:
 
     study.enqueue_trial(params, user_attrs={"replaces": number})  # first: a crash in between then loses nothing
     study.tell(number, state=TrialState.FAIL)
+
+
+def _release_all(study: "Study", waiting: "dict[str, list[Trial]]") -> None:
+    for trial in (each for trials_of_run in waiting.values() for each in trials_of_run):
+        _release(study, trial.number, trial.params)
 
 
 def _release_dead(study: "Study") -> None:

@@ -1,0 +1,133 @@
+"""A sweep that was killed: its runs end by themselves, and the same command again waits for them and goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nearsay.display import Silent
+from nearsay.run import RunError
+from nearsay.sweep import grid, make_space, run_all, running, search
+
+SMALL = ["data.num_train=200", "data.num_test=100", "batch_size=50", "backbone.hidden=(8,)"]
+HELD = [*SMALL, "held_out=0.2", "optimizer.lr=1e-4..1e-1:log"]
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from nearsay.run import open_run
+with open_run(Path(sys.argv[1])):
+    print(flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+STAND_IN = """#!{python} -S
+import json, os, sys
+folder = sys.argv[sys.argv.index("--out") + 1]
+if not os.path.exists(folder):
+    os.makedirs(folder)
+    sys.exit(75)
+with open(os.path.join(folder, "result.json"), "w") as file:
+    json.dump({{"finished": True}}, file)
+"""
+
+
+class Listener(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, message):
+        self.notes.append(message)
+
+
+def until(claim, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not claim() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return claim()
+
+
+def is_over(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as file:  # nobody may be there to ask how it ended
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def hold(folder, seconds):
+    """Another process that uses the run for a while."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), str(seconds)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"\n"
+    return process
+
+
+def test_the_runs_of_a_sweep_that_was_killed_save_and_end(tmp_path):
+    words = ["epochs=1000000", "seed=0,1", *(word for change in SMALL for word in ("--set", change))]
+    command = [sys.executable, "-m", "nearsay", "sweep", "toy", *words, "--at-once", "2", "--out", str(tmp_path)]
+    sweep = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    pids = []
+    try:
+        assert until(lambda: len(list(tmp_path.glob("*/log.jsonl"))) == 2)
+        pids = [int(lock.read_text().split()[1]) for lock in tmp_path.glob("*/.lock")]
+        sweep.kill()
+        sweep.wait()
+        assert until(lambda: all(map(is_over, pids)), seconds=20)
+        assert len(list(tmp_path.glob("*/checkpoints/step-*"))) == 2
+    finally:
+        sweep.kill()
+        sweep.wait()
+        for pid in pids:
+            if not is_over(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_in_use_is_waited_for(tmp_path):
+    [planned] = grid("toy", ["epochs=1"], SMALL)
+    holder = hold(tmp_path / planned.name, 1)
+    with holder:
+        [outcome] = run_all([planned], tmp_path, display=(listener := Listener()))
+    assert outcome.result is not None
+    assert len(listener.notes) == 1
+    assert f"in use by process {holder.pid} on " in listener.notes[0]
+    assert listener.notes[0].endswith("; waiting 30 seconds for it")
+
+
+def test_a_run_that_stays_in_use_fails_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "_PATIENCE", 0.2)
+    [planned] = grid("toy", ["epochs=1"], SMALL)
+    with hold(tmp_path / planned.name, 60) as holder:
+        [outcome] = run_all([planned], tmp_path)
+        holder.kill()
+    assert outcome.code == 75
+    assert "in use by process" in outcome.error
+
+
+@pytest.mark.parametrize(("patience", "codes"), [(30.0, [0, 0]), (0.0, [75, 75])])
+def test_runs_in_use_are_waited_for_side_by_side(tmp_path, monkeypatch, patience, codes):
+    program = tmp_path / "program"
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(running, "_PATIENCE", patience)
+    outcomes = run_all(grid("toy", ["seed=0,1"]), tmp_path / "runs", at_once=2)
+    assert [each.code for each in outcomes] == codes
+
+
+def test_a_trial_whose_run_is_in_use_has_not_failed(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise RunError("it is in use by process 1; wait for it", 75)
+
+    space = make_space("toy", ["epochs=1"], HELD)
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_PATIENCE", 0.0)
+        patched.setattr(running, "train", refuse)
+        first = search(space, tmp_path, trials=2)
+    assert [each.code for each in first.outcomes] == [75, 75]
+    second = search(space, tmp_path, trials=2)
+    assert [each.code for each in second.outcomes] == [0, 0]
+    assert [each.name for each in second.outcomes] == [each.name for each in first.outcomes]
