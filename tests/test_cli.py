@@ -177,12 +177,44 @@ def test_an_error_is_told_in_one_sentence_with_its_exit_code(monkeypatch, capsys
     assert told in err
 
 
-def test_an_interrupted_command_ends_as_shells_expect(monkeypatch):
+def test_an_interrupted_command_says_so_and_ends_as_shells_expect(monkeypatch, capsys):
     def fail(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "call_recipe", fail)
     assert cli.main(["train", "toy"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+SLOW = """
+import os, signal, sys
+signal.signal(signal.SIGINT, {handler})
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "nearsay.cli":
+            os.kill(os.getpid(), signal.SIGINT)  # as it would come while this is imported
+sys.meta_path.insert(0, Slow())
+from nearsay.__main__ import start
+sys.argv = ["nearsay", "--version"]
+sys.exit(start())
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "told"),
+    [("signal.default_int_handler", -2, ""), ("signal.SIG_IGN", 0, f"nearsay {__version__}\n")],
+)
+def test_an_interrupt_while_the_command_is_read_shows_no_traceback(handler, code, told):
+    program = SLOW.format(handler=handler)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, told, "")
+
+
+def test_a_command_that_was_read_can_be_interrupted_again():
+    program = "import nearsay.cli, signal; nearsay.cli.main = lambda: signal.raise_signal(signal.SIGINT)"
+    program += "; from nearsay.__main__ import start; start()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
 def test_help_and_mistakes_answer_without_torch():

@@ -156,6 +156,8 @@ def _run(words: list[str], *, is_process: bool) -> int:
             # what it warns of is for the user, and where in the code is not
             warnings.showwarning = lambda *told, **_: print(f"note: {told[0]}", file=sys.stderr)
             code = get_command(app).main(words, prog_name="nearsay", standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt  # which typer has made an exit code of
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
