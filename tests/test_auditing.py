@@ -506,6 +506,7 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         ([0, 1], {**GOOD, "classes": ["a", "a"]}, "no name twice"),
         ([0, 1], {**GOOD, "classes": []}, "at least one name"),
         ([0, 1], {**GOOD, "k": 0}, "k=0 must be"),
+        ([0, 1], {**GOOD, "k": 1001}, "k=1001 must be 1000 at most"),
         ([0, 1], {"probabilities": [[3.0, -1.0], [0.5, 0.5]]}, "softmax makes of logits"),
         ([0, 1], {"probabilities": [[0.5, NAN], [0.5, 0.5]]}, "row 0 of probabilities"),
         ([0, 1], {"probabilities": [0.5, 0.5]}, "must be a floating-point matrix"),

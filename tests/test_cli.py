@@ -149,6 +149,11 @@ ERRORS = [
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "error: out of memory (Default"),
     (PermissionError(13, "Permission denied", "x/y"), 74, "error: x/y: Permission denied"),
     (ImportError('Parquet needs pyarrow: pip install "nearsay[parquet]"'), 2, "error: Parquet needs pyarrow"),
+    (
+        ImportError("libtorch.so: failed to map segment from shared object"),
+        71,
+        "error: out of memory before it began (",
+    ),
     (ImportError("cannot import name x"), 70, "error: internal error: ImportError: cannot import name x;"),
     (
         ZeroDivisionError("division by zero"),

@@ -49,6 +49,7 @@ def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys
     [
         (["audit", "EMPTY"], 2, "holds no run; give the folder that nearsay train has named"),
         (["audit", "RUN", "--k", "0"], 2, "k"),
+        (["audit", "RUN", "--k", "1001"], 2, "less than or equal to 1000"),
         (["clean", "EMPTY"], 2, "holds no run"),
         (["review", "EMPTY"], 2, "holds no run"),
         (["clean", "RUN", "--relabel-above", "2"], 2, "--relabel-above 2"),

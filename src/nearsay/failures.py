@@ -16,6 +16,8 @@ def exit_code(error: BaseException) -> int:
         return USAGE
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
         return NO_MEMORY  # torch has two ways to say so, and may not be there to be asked
+    if _has_no_room(error):
+        return NO_MEMORY
     if isinstance(error, OSError):
         return IO_FAILED
     return BAD_DATA if isinstance(error, ValueError) else INTERNAL
@@ -26,6 +28,8 @@ def explain(error: BaseException, code: int) -> str:
     told = str(error).strip() or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if _has_no_room(error):
+        return f"out of memory before it began ({told.splitlines()[0]}); allow it more, as ulimit -v may forbid"
     if code == NO_MEMORY:
         return f"out of memory ({told.splitlines()[0]}); try a smaller batch_size, or another device"
     if isinstance(error, OSError) and error.strerror and error.filename:
@@ -33,3 +37,8 @@ def explain(error: BaseException, code: int) -> str:
     if code == INTERNAL and not hasattr(error, "code"):
         return f"internal error: {type(error).__name__}: {told.splitlines()[0]}; run again with --debug to see where"
     return told
+
+
+def _has_no_room(error: BaseException) -> bool:
+    """Whether a library could not be loaded because the process may have no more memory."""
+    return isinstance(error, ImportError) and "failed to map segment" in str(error)

@@ -32,6 +32,7 @@ from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
 from nearsay.propagation import propagate_labels
 
+_MOST = 1000  # neighbors; the command says so too
 _HELD = 2**22  # numbers that are judged at a time
 _LEAST = 0.1  # what a view says at least of all classes together, in equal shares, as none of them is that sure
 
@@ -65,7 +66,7 @@ def audit(
         dynamics: (N,) arrays `confidence` and `margin`, means over training of the probability of the given label and
             of its logit less the largest other; `count`, if there, is 0 for an example that was not trained on.
         classes: names of the classes, by default those that occur, sorted.
-        k: neighbors that are asked.
+        k: neighbors that are asked, at most 1000; everybody where there are fewer others.
         approximate: whether to find neighbors by an index; by default from 200 000 rows on a CPU.
         images: (N, 3, H, W) uint8, or thumbnails of them: near-duplicates are then seen in the pictures and not in the
             features, which are needed all the same, and so is what is foreign.
@@ -73,7 +74,8 @@ def audit(
     Raises:
         ValueError: for arrays that cannot be meant; the message says which and what would work.
     """
-    check_whole("k", k, 1)
+    if check_whole("k", k, 1) > _MOST:
+        raise ValueError(f"k={k} must be {_MOST} at most: so many are no neighbors, and each pair of them takes time")
     inputs = read_inputs(labels, probabilities, features, dynamics, classes)
     pictures = _pictures(images, len(inputs.labels))
     evidence = None if inputs.features is None else gather_evidence(inputs.features, k, approximate)

@@ -26,7 +26,7 @@ class Tool(StrEnum):
 
 def audit(
     run: Run,
-    k: Annotated[int, typer.Option("--k", help="Neighbors to ask about each label.", min=1)] = 20,
+    k: Annotated[int, typer.Option("--k", help="Neighbors to ask about each label.", min=1, max=1000)] = 20,
     show: Annotated[int, typer.Option("--show", help="Suspicious labels to print.", min=0)] = 10,
     parquet: Annotated[bool, typer.Option("--parquet", help="Write audit.parquet too.")] = False,
     spreadsheet: Annotated[
