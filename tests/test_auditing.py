@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import math
 import sys
 
 import numpy as np
@@ -394,7 +395,44 @@ def test_constant_features_say_nothing():
     found = audit([0, 1] * 20, features=torch.ones(40, 3), k=5)
     assert (found.duplicate_groups >= 0).all()
     assert found.parts["neighbors"].isnan().all()
-    assert ((found.scores >= 0) & (found.scores <= 1)).all()
+    assert (found.scores == 0.5).all()
+    assert np.isnan(found.noise_rate.estimate)
+    assert found.noise_rate[1:] == (0, 1)
+    assert not found.is_issue.any()
+    assert found.suggested.labels.tolist() == [0, 1] * 20
+    assert found.noise_matrix.tolist() == [[1, 0], [0, 1]]
+    assert found.review_for(0.9) == 36  # in no order, nine tenths of the wrong ones are in nine tenths of all
+
+
+def test_labels_that_nothing_is_known_of_count_neither_as_right_nor_as_wrong():
+    features, _, given = blobs()
+    is_known = torch.arange(300) % 5 < 3
+    alone = audit(given[is_known], features=features[is_known])
+    found = audit(given, features=features.where(is_known[:, None], 0.0))
+    estimate, low, high = alone.noise_rate
+    assert 0.2 < estimate < 0.4
+    assert found.noise_rate == pytest.approx((estimate, 0.6 * low, 0.6 * high + 0.4))
+    torch.testing.assert_close(found.noise_matrix, alone.noise_matrix)
+    assert torch.equal(found.is_issue[is_known], alone.is_issue)
+    assert not found.is_issue[~is_known].any()
+    assert found.right[~is_known].tolist() == pytest.approx([1 - estimate] * 120)
+    assert torch.equal(found.suggested.labels[~is_known], given[~is_known])
+
+
+def test_the_interval_allows_anything_of_labels_that_were_never_trained_on():
+    dynamics = {
+        "confidence": [0.9] * 8 + [0.1] * 2 + [0.0] * 10,
+        "margin": [3.0] * 8 + [-3.0] * 2 + [0.0] * 10,
+        "count": [5] * 10 + [0] * 10,
+    }
+    found = audit([0, 1] * 10, dynamics=dynamics)
+    square = 1.959964**2
+    center = (0.2 + square / 20) / (1 + square / 10)
+    half = math.sqrt(square) * math.sqrt(0.016 + square / 400) / (1 + square / 10)
+    shared = 0.1 * 0.4  # deviations of a share of 0.2
+    expected = (0.2, (center - half - shared) / 2, (center + half + shared) / 2 + 0.5)
+    assert found.noise_rate == pytest.approx(expected)
+    assert found.is_issue.tolist() == [False] * 8 + [True] * 2 + [False] * 10
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])

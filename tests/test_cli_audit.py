@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nearsay import cli
+from nearsay.auditing import audit
 from nearsay.commands.audit import audit_run
 from nearsay.commands.naming import command_again
 
@@ -139,6 +141,22 @@ def test_an_audit_is_doubted_above_a_share_of_wrong_labels_and_not_at_it(photogr
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("nearsay.commands.audit.DOUBTFUL", estimate - 1e-9)
     assert audit_run(run, report=False).summary["doubt"] is not None
+
+
+def test_where_no_label_could_be_judged_the_share_of_wrong_ones_is_unknown(finished, tmp_path, capsys, monkeypatch):
+    run = shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.setattr("nearsay.report.mapping.MOST_POINTS", 50)
+    monkeypatch.setattr(
+        "nearsay.commands.audit.audit",
+        lambda labels, *, classes, **_: audit(labels, features=torch.ones(len(labels), 2), classes=classes),
+    )
+    assert cli.main(["audit", str(run)]) == 0
+    said = capsys.readouterr()
+    assert "labels seem wrong; how many are is unknown, as none could be judged.\n" in said.out
+    assert said.err == ""
+    assert "No label could be judged, so how many are wrong is unknown." in (run / "report.html").read_text()
+    assert cli.main(["audit", str(run), "--json", "--no-report"]) == 0
+    assert json.loads(capsys.readouterr().out)["noise_rate"] == {"estimate": None, "low": 0, "high": 1}
 
 
 def test_the_command_to_train_again_replaces_older_labels_and_quotes_what_a_shell_would_read():

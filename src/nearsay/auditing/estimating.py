@@ -14,7 +14,10 @@ _MOST_FITTED = 20_000  # values that a mixture is fitted to
 
 
 class NoiseRate(NamedTuple):
-    """The estimated share of wrong labels among the labeled, with a 95 % interval."""
+    """The estimated share of wrong labels, NaN if none could be judged, with a 95 % interval.
+
+    The estimate is of the labels that could be judged, the interval of all.
+    """
 
     estimate: float
     low: float
@@ -80,6 +83,11 @@ def pooled(estimate: float, others: list[float], num: int) -> NoiseRate:
     shared = _SHARED * math.sqrt(estimate * (1 - estimate))
     low, high = min(low for low, _ in limits) - shared, max(high for _, high in limits) + shared
     return NoiseRate(estimate, max(0.0, low), min(1.0, high))
+
+
+def widened(rate: NoiseRate, judged: float) -> NoiseRate:
+    """The rate of this share of the labels, with an interval for all: any number of the others may be wrong."""
+    return NoiseRate(rate.estimate, judged * rate.low, judged * rate.high + (1 - judged))
 
 
 def falling(scores: Tensor, values: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ two heaps, that rate is the mean of two sizes of the lower one: below the best c
 were learned, and as a bell curve beside another, which takes hard examples for wrong ones, but at least the former.
 Otherwise it is the share that the views together reject, which is too low if they were learned from the labels. These
 may as well be hard examples that are labeled right, so that the interval then begins at none; without dynamics it does
-so where the scores do not fall into two heaps.
+so where the scores do not fall into two heaps. Labels of which nothing is known are left out of the estimate, and the
+interval allows all or none of them to be wrong.
 """
 
 import math
@@ -87,15 +88,17 @@ def audit(
     first = _combined(in_training, everybody, inputs.labels)
     beliefs = _beliefs(inputs, evidence, _is_trusted(first), k, first=False) if evidence is not None else everybody
     scores = _combined(in_training, beliefs, inputs.labels)
+    is_judged = ~scores.isnan()
     rate = _noise_rate(inputs, scores, beliefs)
     doubts = _doubts(inputs, scores, beliefs, rate.estimate)
-    suggested = _suggested(inputs, beliefs, doubts)
-    matrix = estimating.noise_matrix(inputs.labels, suggested.labels, len(inputs.classes)) if beliefs.views else None
+    suggested = _suggested(inputs, beliefs, doubts, is_judged)
+    judged = inputs.labels.where(is_judged, -1)
+    matrix = estimating.noise_matrix(judged, suggested.labels, len(inputs.classes)) if beliefs.views else None
     parts = dict(beliefs.margins) if in_training is None else {**beliefs.margins, "training": in_training}
     return Audit(
         given=inputs.labels,
         classes=inputs.classes,
-        scores=scores,
+        scores=scores.nan_to_num(0.5).where(inputs.labels >= 0, torch.nan),
         parts=parts,
         right=1 - doubts,
         suggested=suggested,
@@ -137,11 +140,11 @@ def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, k: int
 
 
 def _combined(in_training: Tensor | None, beliefs: _Beliefs, labels: Tensor) -> Tensor:
-    """(N,) scores: the mean of what training and what the views show; ½ where nothing is known, NaN where unlabeled."""
+    """(N,) scores: the mean of what training and what the views show; NaN where nothing is known or unlabeled."""
     halves = [] if in_training is None else [in_training.float()]
     if beliefs.margins:
         halves.append(torch.stack(list(beliefs.margins.values())).float().nanmean(dim=0))
-    return torch.stack(halves).nanmean(dim=0).nan_to_num(0.5).where(labels >= 0, torch.nan)
+    return torch.stack(halves).nanmean(dim=0).where(labels >= 0, torch.nan)
 
 
 def _is_trusted(scores: Tensor) -> Tensor:
@@ -156,15 +159,24 @@ def _training_cut(dynamics: Dynamics, labels: Tensor) -> float | None:
 
 
 def _noise_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
-    is_labeled = inputs.labels >= 0
-    num = int(is_labeled.sum())
+    is_labeled, is_judged = inputs.labels >= 0, ~scores.isnan()
+    num = int(is_judged.sum())
     if not num:
         return NoiseRate(math.nan, 0.0, 1.0)
-    rejected = low = (scores < 0.5)[is_labeled].double().mean().item()
+    found = _judged_rate(inputs, scores, beliefs)
+    return estimating.widened(found, num / int(is_labeled.sum()))
+
+
+def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
+    """Of the labels that have a score, of which there is one at least."""
+    is_judged = ~scores.isnan()
+    num = int(is_judged.sum())
+    rejected = low = (scores < 0.5)[is_judged].double().mean().item()
     if beliefs.views:
         total = sum(beliefs.views.values(), start=torch.zeros(()))  # (N, C)
-        is_rejected = (total.argmax(dim=1) != inputs.labels) & (total.sum(dim=1) > 0)
-        rejected = is_rejected[is_labeled].double().mean().item()
+        is_seen = is_judged & (total.sum(dim=1) > 0)
+        if is_seen.any():
+            rejected = (total.argmax(dim=1) != inputs.labels)[is_seen].double().mean().item()
     threshold = None if inputs.dynamics is None else _training_cut(inputs.dynamics, inputs.labels)
     if inputs.dynamics is None or threshold is None:
         halves = estimating.cut(scores)
@@ -175,14 +187,14 @@ def _noise_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
         if inputs.dynamics is not None or not is_split:  # nothing tells wrong labels from hard examples labeled right
             others.append(0.0)
         return estimating.pooled(rejected, others, num)
-    seen = inputs.dynamics.margin.where(is_labeled, torch.nan)
+    seen = inputs.dynamics.margin.where(is_judged, torch.nan)
     below = (seen <= threshold).sum().item() / max(1, int((~seen.isnan()).sum()))
     lower = estimating.mixture_share(seen)
     return estimating.pooled((below + max(below, lower)) / 2, [below, lower, rejected, low], num)
 
 
 def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, rate: float) -> Tensor:
-    """(N,) float64 how likely each label is wrong; NaN where unlabeled."""
+    """(N,) float64 how likely each label is wrong: as any other where nothing is known; NaN where unlabeled."""
     opinions = []
     for view in beliefs.views.values():
         is_against = (view.argmax(dim=1) != inputs.labels).float()
@@ -193,7 +205,9 @@ def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, rate: float) -> T
         is_against = (seen <= (threshold if threshold is not None else 0.0)).float()
         opinions.append(is_against.where(~seen.isnan(), torch.nan))
     disagreement = torch.stack(opinions).nanmean(dim=0).nan_to_num(0.5)
-    return estimating.bent(estimating.falling(scores, disagreement), rate)
+    usual = 0.5 if math.isnan(rate) else rate
+    doubts = estimating.bent(estimating.falling(scores, disagreement), usual)
+    return doubts.where(~scores.isnan() | (inputs.labels < 0), usual)
 
 
 def _together(views: list[Tensor]) -> Tensor:
@@ -210,8 +224,18 @@ def _together(views: list[Tensor]) -> Tensor:
     return (total / count.clamp(min=1)).exp()
 
 
-def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
-    """The likeliest class of each example: its label as far as that is right, else what the views say together."""
+def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor, is_judged: Tensor) -> Suggested:
+    """The likeliest class of each example: its label as far as that is right, else what the views say together.
+
+    A label of which nothing is known stays.
+    """
+    found = _likeliest_of_all(inputs, beliefs, doubts)
+    is_free = is_judged | (inputs.labels < 0)
+    sure = found.probabilities.where(is_free, (1 - doubts).float())
+    return Suggested(found.labels.where(is_free, inputs.labels), sure)
+
+
+def _likeliest_of_all(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
     labels = inputs.labels
     if not beliefs.views:  # it is known who is wrong, but not what is right
         is_kept = (labels >= 0) & (doubts <= 0.5)

@@ -36,7 +36,7 @@ class Audit:
 
     given: Tensor  # (N,) int64; −1 where unlabeled
     classes: tuple[str, ...]
-    scores: Tensor  # (N,) from 0 to 1, low where suspicious; NaN where unlabeled
+    scores: Tensor  # (N,) from 0 to 1, low where suspicious; ½ where nothing is known, NaN where unlabeled
     parts: dict[str, Tensor]  # (N,) each, what the scores are made of: from 0 to 1, NaN where unknown
     right: Tensor  # (N,) how likely the label is right; NaN where unlabeled
     suggested: Suggested

@@ -63,8 +63,10 @@ def audit(
         return
     _print_suspects(found, show)
     rate, summary = found.audit.noise_rate, found.summary
-    span = f"{percent(rate.estimate)} (95 % interval {percent(rate.low)} to {percent(rate.high)})"
-    print(f"{summary['num_issues']:,} of {summary['num_labeled']:,} labels seem wrong; about {span} of all are.")
+    told = f"about {percent(rate.estimate)} (95 % interval {percent(rate.low)} to {percent(rate.high)}) of all are"
+    if rate.estimate != rate.estimate:
+        told = "how many are is unknown, as none could be judged"
+    print(f"{summary['num_issues']:,} of {summary['num_labeled']:,} labels seem wrong; {told}.")
     if summary["num_unreadable"]:
         print(f"Files that could not be read, so that their labels were not judged: {summary['num_unreadable']:,}.")
     if summary["doubt"]:

@@ -149,8 +149,10 @@ def _pairs(findings: Findings) -> Markup:
 def _in_words(findings: Findings) -> Markup:
     summary = findings.summary
     num_issues, reviews = summary["num_issues"], summary["review_for_recall"]
-    if not num_issues:
-        sentences: list[str] = ["No label seems wrong: for each, the given one is the likeliest."]
+    if summary["noise_rate"]["estimate"] is None:
+        sentences: list[str] = ["No label could be judged, so how many are wrong is unknown."]
+    elif not num_issues:
+        sentences = ["No label seems wrong: for each, the given one is the likeliest."]
     else:
         pairs = [
             Markup("{} labeled {} that seem to be {}").format(each["num_examples"], strong(a), strong(b))
