@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 import warnings
 from dataclasses import dataclass, replace
@@ -264,6 +265,37 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(features_run, tmp_path)
     with pytest.raises(RunError, match="is no run folder"):
         export_run(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("config", [None, b'{"library": {"name": "timm"}}', b"[]", b"\xff", b'{"library": "nearsay"}'])
+@pytest.mark.parametrize("name", ["README.md", "model.safetensors"])
+def test_files_that_are_not_of_an_export_are_not_replaced(name, config, features_run, tmp_path):
+    (tmp_path / name).write_text("mine")
+    if config is not None:
+        (tmp_path / "config.json").write_bytes(config)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    taken = tmp_path / (name if config is None else "config.json")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(taken))} is not of nearsay and would be replaced; choose"):
+        export_run(features_run, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_export_lies_beside_other_files_and_replaces_an_earlier_one(features_run, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    path = export_run(features_run, tmp_path)
+    (tmp_path / "README.md").write_text("of an older version")
+    path.write_bytes(b"older")
+    assert export_run(features_run, tmp_path).stat().st_size > 5
+    assert (tmp_path / "README.md").read_text().startswith("---")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_is_no_folder_to_export_to(below, features_run, tmp_path):
+    (file := tmp_path / "model").write_text("mine")
+    with pytest.raises(ValueError, match=f"cannot be a folder, as {re.escape(str(file))} is a file; choose another"):
+        export_run(features_run, file / below)
+    assert file.read_text() == "mine"
 
 
 def test_a_missing_extra_is_named_before_anything_is_written(features_run, tmp_path, monkeypatch):

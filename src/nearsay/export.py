@@ -90,8 +90,7 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
     """
     if format not in get_args(Format):
         raise ValueError(f"format={format!r} must be one of {', '.join(map(repr, get_args(Format)))}")
-    if (target / "experiment.json").exists():
-        raise ValueError(f"{target} is a run folder, whose own model would be replaced; choose another folder")
+    _check_target(target, format)
     if format == "onnx":
         _import("onnxscript")  # before anything is read
     trained, origin = open_trained(folder), read_origin(folder)
@@ -145,6 +144,26 @@ def predict_onnx(path: Path, inputs: Inputs) -> Predicted:
 def read_onnx_classes(path: Path) -> tuple[str, ...]:
     """The names of the classes of an exported ONNX file, or of the folder it is in."""
     return tuple(_read_facts(_session(path), path)["label_names"])
+
+
+def _check_target(target: Path, format: Format) -> None:
+    """Refuse a folder in which something that is not an earlier export would be replaced."""
+    if (target / "experiment.json").exists():
+        raise ValueError(f"{target} is a run folder, whose own model would be replaced; choose another folder")
+    there = next(path for path in (target, *target.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"{target} cannot be a folder, as {there} is a file; choose another folder")
+    taken = [name for name in ("config.json", "README.md", FILES[format]) if (target / name).exists()]
+    if taken and not _is_export(target / "config.json"):
+        raise ValueError(f"{target / taken[0]} is not of nearsay and would be replaced; choose an empty folder")
+
+
+def _is_export(path: Path) -> bool:
+    """Whether this is a config.json that an export has written."""
+    try:
+        return bool(json.loads(path.read_bytes())["library"]["name"] == "nearsay")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return False
 
 
 def _signature(trained: Trained, num_inputs: int) -> _Signature:
