@@ -216,12 +216,20 @@ def _read_delimited(builder: _Builder, text: Iterable[str], delimiter: str) -> N
         if row is None:
             return
         if row and not builder.header:
+            if delimiter == "," and len(row) == 1 and (other := _other_delimiter(row[0], builder.wanted or ())):
+                builder.problems.add(line, f"is separated by {other!r}; write commas, or tabs in a .tsv")
+                return
             builder.begin(row, line)
         elif row and len(row) != (width := len(builder.header)):
             reason = f"has {len(row)} fields where the header has {width}"
             builder.problems.add(line, f"{reason}; quote cells that hold {delimiter!r}")
         elif row:
             builder.add(line, [row[place] for place in builder.places])
+
+
+def _other_delimiter(header: str, wanted: Collection[str]) -> str | None:
+    """What stands between the names of a header instead of commas; None unless one of them is wanted."""
+    return next((each for each in ";\t" if each in header and {*header.split(each)} & {*wanted}), None)
 
 
 def _checked_lines(text: Iterable[str], problems: Problems) -> Iterator[str]:

@@ -65,7 +65,12 @@ ACCEPTED = {  # what is written, and what it means
 REFUSED = {  # what is written, the line that is named and the reason
     "empty": ("", 0, "is empty; its first line must name the columns"),
     "no header": ("a.jpg,cat\nb.jpg,dog\n", 1, "there is no column 'path', only 'a.jpg', 'cat'"),
-    "semicolons": ("path;label\na.jpg;cat\n", 1, "there is no column 'label', only 'path;label'"),
+    "semicolons": (
+        'path;label\na"b.jpg;cat\n"c,d.jpg";cat\n',
+        1,
+        "is separated by ';'; write commas, or tabs in a .tsv",
+    ),
+    "tabs": ("path\tlabel\na, b.jpg\tcat\n", 1, r"is separated by '\t'; write commas, or tabs in a .tsv"),
     "two headers alike": ("path,label,label\na.jpg,cat,dog\n", 1, "column 'label' is there more than once"),
     "both clean columns": (
         "path,label,clean,clean_label\na.jpg,cat,cat,cat\n",
@@ -312,3 +317,10 @@ def test_a_million_rows_take_ten_seconds_and_little_memory(tmp_path):
     assert found["rows"] == 10**6
     assert found["seconds"] < 10
     assert found["mebibytes"] < 150
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_wrong_separator_is_told_of_once_and_nothing_after_it(folder, mark):
+    with pytest.raises(TableError) as caught:
+        manifest(folder, f'path{mark}label\na, "b.jpg{mark}cat\nc,d,e{mark}cat\n').open("train")
+    assert str(caught.value) == f"{folder / 'm.csv'}:1: is separated by {mark!r}; write commas, or tabs in a .tsv"
