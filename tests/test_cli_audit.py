@@ -110,6 +110,21 @@ def test_an_audit_by_a_network_that_has_learned_nothing_doubts_itself_and_so_doe
         "folder",
         f"path={photographs / 'photos'}",
     ]
+    assert cli.main(["clean", str(run), "--drop-below", "0.1"]) == 0  # who gives a number is told of the doubt as well
+    assert capsys.readouterr().err == f"note: {summary['doubt']}.\n"
+
+
+def test_the_manifest_of_clean_labels_is_trained_on_by_the_command_that_is_printed(photographs, tmp_path, capsys):
+    run = photographs / "first"
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    assert cli.main(["clean", str(run)]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if "train manifest" in line)
+    words = shlex.split(told.removeprefix("As a table for other settings: "))
+    assert words == ["nearsay", "train", "manifest", f"path={run / 'cleaned.csv'}", f"root={photographs / 'photos'}"]
+    quick = ["size=8", "epochs=1", "--set", "backbone.width=2", "--quiet", "--out", str(tmp_path / "again")]
+    assert cli.main([*words[1:], *quick]) == 0
+    assert cli.main([*words[1:4], *quick[:-1], str(tmp_path / "lost")]) != 0
+    assert "(No such file or directory); give root= if they lie elsewhere\n" in capsys.readouterr().err
 
 
 def test_after_the_images_were_moved_away_it_is_said_what_is_left_out_and_no_old_manifest_stays(photographs, capsys):

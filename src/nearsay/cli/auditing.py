@@ -126,11 +126,13 @@ def clean(
     print(
         f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
     )
-    if (doubt := read_doubt(run)) and relabel_above is None and drop_below is None:
+    if doubt := read_doubt(run):
         limits = f"--relabel-above {RELABEL_ABOVE} --drop-below {DROP_BELOW}"
-        print(
-            f"note: {doubt}; so only what you decided was changed; {limits} would change the rest too.", file=sys.stderr
-        )
+        told = f"; so only what you decided was changed; {limits} would change the rest too"
+        print(f"note: {doubt}{told if relabel_above is None and drop_below is None else ''}.", file=sys.stderr)
+    if done.root is not None:
+        words = ["nearsay", "train", "manifest", f"path={run / 'cleaned.csv'}", f"root={done.root}"]
+        print(f"As a table for other settings: {shlex.join(words)}")
     again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
     print(f"Train on them: {again}")
 

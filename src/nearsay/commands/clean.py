@@ -30,6 +30,7 @@ class Cleaned(NamedTuple):
     dropped: Tensor  # of those that have none any more
     review: Tensor  # of those that are suspicious and were left as they are
     files: tuple[Path, ...]
+    root: Path | None  # the folder below which the paths of the manifest are; None where there is no manifest
 
 
 def clean_run(
@@ -79,14 +80,16 @@ def clean_run(
         contents[f"cleaned-{name}.csv"] = table_bytes(_listed(is_listed, given, labels, rows), ".csv")
     manifest = _manifest(folder, given, labels)
     if manifest is not None:
-        contents["cleaned.csv"] = table_bytes(manifest, ".csv")
+        contents["cleaned.csv"] = table_bytes(manifest.columns, ".csv")
     with open_run(folder) as run:
         for name, content in contents.items():
             write_whole(run.path / name, content)
         if manifest is None:
             (run.path / "cleaned.csv").unlink(missing_ok=True)  # of an earlier cleaning, when the files were there
     chosen = [is_listed.nonzero()[:, 0] for is_listed in lists.values()]
-    return Cleaned(given, chosen[0], chosen[1], chosen[2], tuple(folder / name for name in contents))
+    return Cleaned(
+        given, chosen[0], chosen[1], chosen[2], tuple(folder / name for name in contents), manifest and manifest.root
+    )
 
 
 class _Rows(NamedTuple):
@@ -151,7 +154,12 @@ def _listed(is_listed: Tensor, given: Tensor, labels: Labels, rows: _Rows) -> di
     }
 
 
-def _manifest(folder: Path, given: Tensor, labels: Labels) -> dict[str, list[Cell]] | None:
+class _Manifest(NamedTuple):
+    columns: dict[str, list[Cell]]
+    root: Path
+
+
+def _manifest(folder: Path, given: Tensor, labels: Labels) -> _Manifest | None:
     """Paths, cleaned labels and splits of all files, below the root of the data; None where there are no files."""
     experiment = read_experiment(folder)
     files = file_names(experiment, "train", len(given))
@@ -170,4 +178,4 @@ def _manifest(folder: Path, given: Tensor, labels: Labels) -> dict[str, list[Cel
         columns["path"] += others.names
         columns["label"] += [opened.classes[number] if number >= 0 else None for number in opened.given.tolist()]
         columns["split"] += [split] * len(others)
-    return columns
+    return _Manifest(columns, files.root.absolute())

@@ -182,6 +182,7 @@ def _clean(table: Table, name: str | None, chosen: list[bool], problems: Problem
 def _check_files(root: Path, names: Sequence[str], lines: Sequence[int], problems: Problems) -> None:
     inside = os.path.join(os.path.realpath(root), "")
     targets: dict[str, str] = {}  # of folders
+    cure = "give root= if they lie elsewhere"
     for line, name in zip(lines, names, strict=True):
         folder, _, file = name.rpartition("/")
         if folder not in targets:
@@ -193,7 +194,7 @@ def _check_files(root: Path, names: Sequence[str], lines: Sequence[int], problem
                 path = os.path.realpath(path)
                 mode = os.stat(path).st_mode
         except OSError as error:
-            problems.add(line, f"path {name!r} names no file below {str(root)!r} ({error.strerror})")
+            problems.add(line, f"path {name!r} names no file below {str(root)!r} ({error.strerror}); {cure}")
             continue
         if not path.startswith(inside):
             problems.add(line, f"path {name!r} is a link to {path!r}, outside of {str(root)!r}; copy it there")
