@@ -187,3 +187,19 @@ def test_other_data_is_called_by_its_name_when_it_is_judged(photographs, capsys)
     assert f"{others} (24 examples)" in capsys.readouterr().out
     assert cli.main(["evaluate", str(photographs / "first"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] is None
+
+
+def test_files_that_cannot_be_read_are_named_when_other_data_is_judged(photographs, tmp_path, capsys):
+    others = shutil.copytree(photographs / "photos", tmp_path / "others")
+    words = ["evaluate", str(photographs / "first"), "--data", str(others)]
+    assert cli.main(words) == 0
+    said = capsys.readouterr()
+    assert said.err == "note: 1 of the files were left out, as they could not be read: light/x.jpg.\n"
+    assert "(24 examples)" in said.out
+    for number in range(6):
+        (others / f"dark side/{number}.png").write_text("no picture")
+    assert cli.main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.endswith(f": {', '.join(f'dark side/{number}.png' for number in range(5))} and 2 more.\n")
+    found = json.loads(said.out)
+    assert (found["num_examples"], found["num_unreadable"], found["unreadable"][-1]) == (18, 7, "light/x.jpg")

@@ -12,6 +12,8 @@ from nearsay.cli.options import Device, Json, Run, print_json
 from nearsay.config import ConfigError
 from nearsay.progress import make_table, print_table
 
+_MOST_NAMED = 5  # files, in a note
+
 
 class Split(StrEnum):
     """Parts of a data set."""
@@ -44,6 +46,10 @@ def evaluate(
     from nearsay.commands import evaluate as command  # noqa: PLC0415  # brings torch
 
     report = command.evaluate(run, split=None if split is None else split.value, data=source, device=device)
+    if names := report["unreadable"]:
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        told = f"left out, as they could not be read: {', '.join(names[:_MOST_NAMED])}{more}"
+        print(f"note: {len(names):,} of the files were {told}.", file=sys.stderr)
     if as_json:
         print_json(report)
         return

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from nearsay import config, metrics
-from nearsay.core import Dataset, Labels, NoSplit, Predictions, Split
+from nearsay.core import Dataset, Files, Labels, NoSplit, Predictions, Split
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
 from nearsay.experiment import Experiment
 from nearsay.progress import percent
@@ -27,16 +27,18 @@ def evaluate(
     """Accuracy and calibration on a split, by default test, else validation; and how wrong labels of train are found.
 
     Predictions that the run has kept are used; another split, or data in another place, costs one pass. Numbers that
-    mean nothing are None.
+    mean nothing are None. `unreadable` names the files of such data that were left out as they could not be read.
     """
     experiment = config.from_origin(read_origin(folder)).experiment
     recorded = read_labels(folder)
+    unreadable: list[str] = []
     if data is None:
         split = split or _default_split(folder)
         predictions, labels = _kept(folder, experiment, split, recorded, device)
     else:
         split, (inputs, labels) = _open_first(_dataset_at(data, experiment.data), split)
-        predictions = predict_run(folder, inputs, device=device).predictions
+        predictions, problems = predict_run(folder, inputs, device=device)
+        unreadable = [inputs.names[index] for index in sorted(problems)] if isinstance(inputs, Files) else []
         labels = _renumbered(labels, recorded.classes, data)
     labels = metrics.aligned(labels, predictions)
     truth = labels.given if labels.clean is None else labels.clean
@@ -45,6 +47,8 @@ def evaluate(
         "split": split,
         "data": None if data is None else str(data),
         "num_examples": int((truth >= 0).sum()),
+        "num_unreadable": None if data is None else len(unreadable),
+        "unreadable": unreadable,
         "accuracy": metrics.accuracy(logits, truth),
         "balanced_accuracy": metrics.class_accuracy(logits, truth).mean,
         "top_5_accuracy": metrics.top_k_accuracy(logits, truth, k=5) if logits.shape[1] > 5 else None,
