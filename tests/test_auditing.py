@@ -588,7 +588,7 @@ def test_an_index_is_asked_only_for_very_many_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.setattr(neighbors, "APPROXIMATE_FROM", 50)
     features, _, given = blobs(60)
-    with pytest.raises(ImportError, match=r'pip install "nearsay\[audit\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[audit\]" in the clone'):
         audit(given, features=features)
     audit(given, features=features, approximate=False)
     audit(given[:49], features=features[:49])

@@ -80,7 +80,7 @@ WRONG = [  # command line, exit code, words of the message
     ("train broken.py", 2, "broken.py"),
     ("train fails.py", 2, "ZeroDivisionError"),
     ("train toy --out file", 73, "cannot write into file"),
-    ("train toy --tensorboard --out new", 2, 'pip install "nearsay[tensorboard]"'),
+    ("train toy --tensorboard --out new", 2, 'pip install ".[tensorboard]" in the clone'),
     ("train embeddings path=missing.npz --out new", 65, "missing.npz"),
     ("train manifest path=list.csv --out new", 65, "'a.jpg' is also on line 2"),
     ("train folder path=empty --out new", 65, "empty"),
@@ -148,12 +148,12 @@ ERRORS = [
     (torch.OutOfMemoryError("CUDA out of memory\nmore"), 71, "error: out of memory (CUDA out of memory);"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "error: out of memory (Default"),
     (PermissionError(13, "Permission denied", "x/y"), 74, "error: x/y: Permission denied"),
-    (ImportError('Parquet needs pyarrow: pip install "nearsay[parquet]"'), 2, "error: Parquet needs pyarrow"),
     (
         ImportError("libtorch.so: failed to map segment from shared object"),
         71,
         "error: out of memory before it began (",
     ),
+    (ImportError('Parquet needs pyarrow: pip install ".[parquet]" in the clone'), 2, "error: Parquet needs pyarrow"),
     (ImportError("cannot import name x"), 70, "error: internal error: ImportError: cannot import name x;"),
     (
         ZeroDivisionError("division by zero"),

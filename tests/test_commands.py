@@ -464,8 +464,8 @@ def test_the_doctor_tells_what_is_too_old_or_missing(monkeypatch):
     found = {each.name: each for each in doctor._packages()}
     assert found["old"].problem == "is older than 1.10; pip install --upgrade old"
     assert found["new"].problem == ""
-    assert found["gone"].problem == "is missing; pip install nearsay again"
-    assert found["extra [more]"] == ("extra [more]", 'not installed; pip install "nearsay[more]"', "")
+    assert found["gone"].problem == "is missing; pip install . in the clone again"
+    assert found["extra [more]"] == ("extra [more]", 'not installed; pip install ".[more]" in the clone', "")
     assert "not of one build with torch 2.13+cpu" in found["torchvision [vision]"].problem
 
 

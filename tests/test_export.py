@@ -303,7 +303,7 @@ def test_a_missing_extra_is_named_before_anything_is_written(features_run, tmp_p
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(export, "import_module", missing)
-    sentence = r'^ONNX needs an extra; pip install "nearsay\[export\]"$'
+    sentence = r'^ONNX needs an extra; pip install "\.\[export\]" in the clone$'
     with pytest.raises(ImportError, match=sentence):
         export_run(features_run, tmp_path / "out", format="onnx")
     with pytest.raises(ImportError, match=sentence):

@@ -108,3 +108,11 @@ def test_importing_nearsay_imports_nothing_heavy():
 
 def test_the_version_is_that_of_the_package():
     assert nearsay.__version__ == version("nearsay")
+
+
+def test_what_is_to_be_installed_can_be_as_nearsay_is_on_no_package_index():
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("src/**/*.py"), *root.glob("examples/*.py")]
+    told = {path.name for path in pages if re.search(r"pip install \S*nearsay", path.read_text("utf-8"))}
+    assert told == set()
+    assert "`nearsay` is not on a package index yet" in (root / "README.md").read_text("utf-8")

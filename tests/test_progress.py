@@ -175,7 +175,9 @@ def test_the_summary_leaves_out_what_is_unknown(capsys):
 
 def test_events_without_tensorboard_are_refused_in_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'^--tensorboard needs TensorBoard: pip install "nearsay\[tensorboard\]"$'):
+    with pytest.raises(
+        ImportError, match=r'^--tensorboard needs TensorBoard: pip install "\.\[tensorboard\]" in the clone$'
+    ):
         progress.Events(progress.Quiet(), tmp_path)
 
 

@@ -455,7 +455,7 @@ def test_without_optuna_a_search_says_what_to_install(tmp_path, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "optuna", None)
     command = ["sweep", "toy", *SET, "--set", "held_out=0.2", "--set", LOG, "--search", "optuna", "--trials", "2"]
     assert cli.main([*command, "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == 'error: --search optuna needs Optuna: pip install "nearsay[sweep]"\n'
+    assert capsys.readouterr().err == 'error: --search optuna needs Optuna: pip install ".[sweep]" in the clone\n'
 
 
 def test_optuna_is_left_as_it_was(tmp_path):

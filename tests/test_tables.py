@@ -291,7 +291,7 @@ def test_without_pyarrow_one_sentence_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for call in (lambda: tables.read(tmp_path / "t.parquet"), lambda: tables.write(tmp_path / "u.parquet", {"a": []})):
-        with pytest.raises(ImportError, match=r'pip install "nearsay\[parquet\]"'):
+        with pytest.raises(ImportError, match=r'pip install "\.\[parquet\]" in the clone'):
             call()
     tables.write(tmp_path / "t.csv", {"a": ["b"]})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.parquet"]

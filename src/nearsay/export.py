@@ -365,7 +365,7 @@ def _import(name: str) -> Any:  # Any: the library may be missing
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ImportError('ONNX needs an extra; pip install "nearsay[export]"') from error
+        raise ImportError('ONNX needs an extra; pip install ".[export]" in the clone') from error
 
 
 def _first_line(error: Exception) -> str:

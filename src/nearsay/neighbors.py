@@ -176,8 +176,8 @@ def _faiss() -> Any:  # a module without types
             import faiss  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise ImportError(
-            f'neighbors among {APPROXIMATE_FROM} rows or more need faiss: pip install "nearsay[audit]", or ask with '
-            "approximate=False, which takes longer"
+            f'neighbors among {APPROXIMATE_FROM} rows or more need faiss: pip install ".[audit]" in the clone, or ask '
+            "with approximate=False, which takes longer"
         ) from error
     return faiss
 

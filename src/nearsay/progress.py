@@ -150,7 +150,7 @@ class Events:
 
     def __init__(self, inner: AnyDisplay, folder: Path) -> None:
         if find_spec("tensorboard") is None:
-            raise ImportError('--tensorboard needs TensorBoard: pip install "nearsay[tensorboard]"')
+            raise ImportError('--tensorboard needs TensorBoard: pip install ".[tensorboard]" in the clone')
         self._inner, self._folder = inner, folder
         self._writer: Any = None  # torch's SummaryWriter, which must not be named before it is known to be there
 

@@ -286,7 +286,7 @@ def _pyarrow() -> Any:  # a module
     try:
         import pyarrow.parquet  # noqa: PLC0415 — an extra
     except ImportError as error:
-        raise ImportError('Parquet needs pyarrow: pip install "nearsay[parquet]"') from error
+        raise ImportError('Parquet needs pyarrow: pip install ".[parquet]" in the clone') from error
     return pyarrow
 
 

@@ -194,7 +194,7 @@ def test_a_missing_library_is_one_sentence_with_its_cure(monkeypatch, adapter, l
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr("nearsay.adapters.libraries.import_module", missing)
-    with pytest.raises(ImportError, match=rf'^this adapter needs {library}; pip install "nearsay\[{extra}\]"$'):
+    with pytest.raises(ImportError, match=rf'^this adapter needs {library}; pip install "\.\[{extra}\]" in the clone$'):
         importlib.import_module(f"nearsay.adapters.{adapter}")
 
 

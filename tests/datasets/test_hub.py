@@ -395,7 +395,7 @@ def test_either_a_path_or_a_name_is_given():
 @pytest.mark.parametrize("found", [None, ModuleType("datasets")])
 def test_a_missing_library_is_told_with_its_cure(found, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", found)  # nothing, or a folder that happens to be called so
-    with pytest.raises(ImportError, match=r'pip install "nearsay\[hub\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[hub\]" in the clone'):
         Hub(path="here").open("train")
 
 

@@ -59,7 +59,7 @@ def test_unknown_name_is_refused_with_those_nearby():
 
 def test_missing_timm_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=re.escape('pip install "nearsay[vision]"')):
+    with pytest.raises(ImportError, match=re.escape('pip install ".[vision]" in the clone')):
         Timm(name="tiny").build(5)
 
 

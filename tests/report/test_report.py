@@ -488,7 +488,7 @@ def test_a_missing_extra_is_said_in_one_sentence(tmp_path, monkeypatch, library)
         monkeypatch.delitem(sys.modules, f"nearsay.report.{name}", raising=False)
     monkeypatch.delattr("nearsay.report.charts")
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ImportError, match=re.escape('the report needs an extra; pip install "nearsay[report]"')):
+    with pytest.raises(ImportError, match=re.escape('the report needs an extra; pip install ".[report]" in the clone')):
         write_report([], tmp_path / "r.html", title="T")
 
 

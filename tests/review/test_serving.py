@@ -128,7 +128,7 @@ def test_without_the_extra_the_message_says_what_to_install(run, capsys, monkeyp
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["review", str(run)]) == 2
-    assert 'pip install "nearsay[review]"' in capsys.readouterr().err
+    assert 'pip install ".[review]" in the clone' in capsys.readouterr().err
 
 
 def test_what_a_full_disk_refuses_is_told_and_kept_out_of_the_file(page, run, monkeypatch):

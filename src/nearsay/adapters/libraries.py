@@ -11,7 +11,7 @@ def import_library(name: str, extra: str) -> Any:  # Any: the library may be mis
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(f'this adapter needs {name}; pip install "nearsay[{extra}]"') from None
+        raise ImportError(f'this adapter needs {name}; pip install ".[{extra}]" in the clone') from None
     except RuntimeError as error:  # a torchvision that was built for another torch
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ImportError(

@@ -35,7 +35,7 @@ def _packages() -> list[Finding]:
     try:
         required = metadata.requires("nearsay") or []
     except metadata.PackageNotFoundError:
-        return [Finding("packages", "unknown", "nearsay runs without being installed; pip install it")]
+        return [Finding("packages", "unknown", "nearsay runs without being installed; pip install . in the clone")]
     return [_package(*found.groups()) for found in map(_REQUIREMENT.match, required) if found]
 
 
@@ -44,8 +44,9 @@ def _package(name: str, least: str | None, extra: str | None) -> Finding:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        cure = "" if extra else "is missing; pip install nearsay again"
-        return Finding(label, f'not installed; pip install "nearsay[{extra}]"' if extra else "not installed", cure)
+        cure = "" if extra else "is missing; pip install . in the clone again"
+        told = f'; pip install ".[{extra}]" in the clone' if extra else ""
+        return Finding(label, f"not installed{told}", cure)
     if least and _numbers(version) < _numbers(least):
         return Finding(label, version, f"is older than {least}; pip install --upgrade {name}")
     if name == "torchvision" and ("+cpu" in version) != ("+cpu" in _version("torch")):

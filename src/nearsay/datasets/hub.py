@@ -183,7 +183,7 @@ class Hub:
 
 
 def _import_datasets() -> Any:  # a module
-    missing = 'data of Hugging Face needs datasets: pip install "nearsay[hub]"'
+    missing = 'data of Hugging Face needs datasets: pip install ".[hub]" in the clone'
     try:
         library = import_module("datasets")
     except ImportError as error:

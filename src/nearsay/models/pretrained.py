@@ -169,7 +169,7 @@ def _import_timm() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "timm":
             raise
-        raise ImportError('networks of timm need an extra; pip install "nearsay[vision]"') from None
+        raise ImportError('networks of timm need an extra; pip install ".[vision]" in the clone') from None
     except RuntimeError as error:  # a torchvision that was built for another torch
         raise ImportError(
             f"timm cannot be imported ({_first_line(error)}); let one pip install torch, torchvision and timm together"

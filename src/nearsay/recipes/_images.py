@@ -71,7 +71,8 @@ def choose_network(name: str, weights: Weights) -> Network:
         raise ValueError(f"weights={str(weights)!r} needs backbone=, the network they belong to, such as resnet50")
     if name not in DEPTHS and find_spec("timm") is None:
         raise ValueError(
-            f'backbone={name!r} is none of {", ".join(DEPTHS)}; networks of timm need pip install "nearsay[vision]"'
+            f"backbone={name!r} is none of {', '.join(DEPTHS)}; networks of timm need "
+            'pip install ".[vision]" in the clone'
         )
     file = find_weights("resnet18" if name == "auto" else name) if weights == "auto" else None
     if isinstance(weights, Path):

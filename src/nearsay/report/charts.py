@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 if not (find_spec("altair") and find_spec("vl_convert")):
-    raise ImportError('the report needs an extra; pip install "nearsay[report]"')
+    raise ImportError('the report needs an extra; pip install ".[report]" in the clone')
 
 import altair
 

@@ -263,7 +263,7 @@ def _quiet() -> Iterator[None]:
     try:
         import optuna  # noqa: PLC0415  # an extra
     except ImportError as error:
-        raise ImportError('--search optuna needs Optuna: pip install "nearsay[sweep]"') from error
+        raise ImportError('--search optuna needs Optuna: pip install ".[sweep]" in the clone') from error
 
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
