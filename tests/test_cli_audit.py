@@ -174,6 +174,11 @@ def test_where_no_label_could_be_judged_the_share_of_wrong_ones_is_unknown(finis
     assert json.loads(capsys.readouterr().out)["noise_rate"] == {"estimate": None, "low": 0, "high": 1}
 
 
+def test_further_tables_of_an_audit_are_named(finished, capsys):
+    assert cli.main(["audit", str(finished), "--no-report", "--spreadsheet"]) == 0
+    assert f"Wrote {finished / 'audit-spreadsheet.csv'}\n" in capsys.readouterr().out
+
+
 def test_the_command_to_train_again_replaces_older_labels_and_quotes_what_a_shell_would_read():
     origin = {"recipe": "folder", "arguments": {"path": "/a b"}, "overrides": ["epochs=2", "relabeled=/old.npz"]}
     told = command_again(origin, relabeled=Path("r/cleaned.npz"), out=Path("r-cleaned"))

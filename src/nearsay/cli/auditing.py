@@ -74,7 +74,8 @@ def audit(
     print(f"The whole list is in {found.files[0]}.")
     if found.page is not None:
         print(f"To look at it, open {found.page} in a browser.")
-    for line in handed:
+    others = [path for path in found.files if path.name in ("audit.parquet", "audit-spreadsheet.csv")]
+    for line in [*(f"Wrote {path}" for path in others), *handed]:
         print(line)
     name = shlex.quote(str(run))
     print(f"Next: nearsay review {name} to decide by hand, nearsay clean {name} for labels to train on.")
