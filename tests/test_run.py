@@ -255,3 +255,17 @@ def test_a_kill_leaves_a_checkpoint_to_go_on_from(tmp_path):
 @pytest.mark.slow
 def test_two_hundred_kills_leave_a_checkpoint_to_go_on_from(tmp_path):
     check_kills(tmp_path, 200)
+
+
+def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "new"):
+        raise ValueError("bad data")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
+        raise ValueError("bad data")
+    assert (tmp_path / "old/.lock").exists()
+    used = open_run(tmp_path / "used")
+    (used.__enter__().path / "log.jsonl").write_text("")
+    assert not used.__exit__(ValueError, ValueError("bad data"), None)
+    assert (tmp_path / "used/log.jsonl").exists()

@@ -130,7 +130,11 @@ class Run:
 
 @contextmanager
 def open_run(path: Path) -> Iterator[Run]:
-    """The folder, made if need be, writable and locked; RunError if it cannot be, before anything is computed."""
+    """The folder, made if need be, writable and locked; RunError if it cannot be, before anything is computed.
+
+    One that was made here and in which nothing was written before an error is removed again.
+    """
+    is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe-{os.getpid()}"
@@ -145,6 +149,12 @@ def open_run(path: Path) -> Iterator[Run]:
         try:
             _clear(path)
             yield Run(path)
+        except BaseException:
+            if is_new and [each.name for each in path.iterdir()] == [".lock"]:
+                with suppress(OSError):  # it is in nobody's way
+                    (path / ".lock").unlink()
+                    path.rmdir()
+            raise
         finally:
             lock.truncate(0)
 
