@@ -98,7 +98,7 @@ WRONG = [  # command line, exit code, words of the message
     ("predict RUN missing.png", 2, "missing.png"),
     ("predict RUN empty", 65, "empty holds no images"),
     ("predict RUN text.npy", 65, "text.npy is not read"),
-    ("predict RUN narrow.npy", 65, "(2, 3)"),
+    ("predict RUN narrow.npy", 65, "narrow.npy: features (2, 3) do not fit: this run was trained on rows of 32; give"),
     ("predict RUN image.png", 65, "features"),
     ("predict RUN narrow.npy image.png", 65, "give one kind at a time"),
     ("predict RUN narrow.npy --out labels.txt", 2, "must end in one of .csv"),

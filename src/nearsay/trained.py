@@ -81,7 +81,7 @@ def predict_run(folder: Path, inputs: Inputs, *, device: str = "auto", workers: 
     trained = open_trained(folder)
     machine = trained.experiment.machine
     place = config.override(trained.experiment, f"machine.device={device}").machine.find_device()
-    _check_inputs(inputs, trained)
+    _check_inputs(inputs, trained, _num_inputs(folder, read_origin(folder)))
     return Pass(
         normalize=trained.experiment.normalize,
         size=trained.experiment.image_size,
@@ -177,7 +177,7 @@ def _num_inputs(folder: Path, origin: Mapping[str, Any]) -> int:
     return recorded
 
 
-def _check_inputs(inputs: Inputs, trained: Trained) -> None:
+def _check_inputs(inputs: Inputs, trained: Trained, num_inputs: int) -> None:
     wants_images = any(isinstance(each, torch.nn.Conv2d) for each in trained.networks[0].modules())
     if isinstance(inputs, Files) or inputs.ndim == 4:
         if not wants_images:
@@ -186,3 +186,6 @@ def _check_inputs(inputs: Inputs, trained: Trained) -> None:
             )
     elif wants_images:
         raise ValueError(f"features {tuple(inputs.shape)} do not fit: this run was trained on images; give those")
+    elif inputs.shape[1] != num_inputs:
+        told = f"this run was trained on rows of {num_inputs}; give as many, made in the same way"
+        raise ValueError(f"features {tuple(inputs.shape)} do not fit: {told}")

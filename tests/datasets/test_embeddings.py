@@ -140,7 +140,7 @@ def test_labels_in_two_places_are_refused(tmp_path):
 
 def test_a_clean_column_without_a_value_is_no_clean_column(tmp_path):
     np.save(tmp_path / "x.npy", FEATURES)
-    (tmp_path / "y.csv").write_text("label,clean\n" + "1,\n" * 6)
+    (tmp_path / "y.csv").write_text("label,clean\n" + "0,\n" * 6)
     assert Embeddings(path=tmp_path / "x.npy", labels=tmp_path / "y.csv").open("train").labels.clean is None
 
 
@@ -273,3 +273,12 @@ def test_a_damaged_parquet_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ValueError, match="not readable as Parquet"):
         Embeddings(path=tmp_path / "x.parquet").open("train")
+
+
+def test_numbers_with_gaps_are_classes_without_examples_and_told_of(tmp_path):
+    arrays = {"features": np.ones((100, 2), dtype=np.float32), "labels": np.arange(100) // 10 * 10}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.warns(UserWarning, match=r"^labels 0 to 90 in \S+ leave 81 classes without examples; give names or"):
+        assert len(Embeddings(path=tmp_path / "a.npz").open("train").labels.classes) == 91
+    np.savez(tmp_path / "b.npz", **arrays, classes=[f"class {number}" for number in range(91)])
+    Embeddings(path=tmp_path / "b.npz").open("train")

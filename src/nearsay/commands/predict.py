@@ -34,7 +34,12 @@ def predict(model: Path, paths: Sequence[Path], *, device: str = "auto") -> dict
         odd = paths[are_features.index(not are_features[0])]
         raise ValueError(f"{paths[0]} and {odd} are not both images or both features; give one kind at a time")
     names, inputs = _features(paths) if are_features[0] else _images(paths)
-    found = predict_onnx(model, inputs) if is_onnx else predict_run(model, inputs, device=device)
+    try:
+        found = predict_onnx(model, inputs) if is_onnx else predict_run(model, inputs, device=device)
+    except ValueError as error:
+        if not are_features[0]:
+            raise
+        raise ValueError(f"{paths[0]}: {error}") from error
     return _columns(names, *found, classes)
 
 

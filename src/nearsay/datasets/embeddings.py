@@ -1,6 +1,7 @@
 """Features that some other network has computed, with their labels, from files of arrays."""
 
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,11 +175,20 @@ def _numbers(arrays: dict[str, _Array], path: Path) -> tuple[Tensor, Tensor | No
                 f"label {least if least < -1 else largest} in {path} must be from 0 to {limit - 1}, or -1 for none; "
                 "for other numbers than those of classes, write them as text"
             )
-        classes = [str(number) for number in range(largest + 1)] if classes is None else classes
+        if classes is None:
+            classes = [str(number) for number in range(largest + 1)]
+            _warn_of_gaps(labels, largest, path)
     if not classes:
         raise ValueError(f"no example in {path} has a label; name the classes, or label at least one")
     given, *clean = (torch.from_numpy(values.astype(np.int64)) for values in labels)
     return given, clean[0] if clean else None, tuple(classes)
+
+
+def _warn_of_gaps(labels: Sequence[_Array], largest: int, path: Path) -> None:
+    num_empty = largest + 1 - len({number for values in labels for number in np.unique(values).tolist()} - {-1})
+    if num_empty:
+        told = f"labels 0 to {largest} in {path} leave {num_empty} classes without examples"
+        warnings.warn(f"{told}; give names or numbers without gaps", stacklevel=2)
 
 
 def _decoded(values: _Array, name: str, path: Path) -> _Array:
