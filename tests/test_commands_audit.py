@@ -13,7 +13,7 @@ from nearsay.commands import audit as command
 from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
 from nearsay.datasets import Manifest
-from nearsay.run import RunError
+from nearsay.run import RunError, write_whole
 from nearsay.tables import TableError
 from nearsay.train import train
 from nearsay.trained import read_labels
@@ -103,6 +103,17 @@ def test_other_formats_are_written_when_asked_for(run):
     names = {path.name for path in found.files}
     assert names == {"audit.csv", "audit.json", "audit.parquet", "audit-spreadsheet.csv"}
     assert tables.read(run / "audit.parquet").columns["index"] == tables.read(run / "audit.csv").columns["index"]
+
+
+def test_an_audit_that_is_cut_short_leaves_no_table_without_its_doubts(run, monkeypatch):
+    def cut_short(path, content):
+        write_whole(path, content)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "write_whole", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        audit_run(run, device="cpu", report=False)
+    assert [path.name for path in run.glob("audit*")] == ["audit.json"]
 
 
 @pytest.mark.parametrize("change", ["shifted", "twice", "floating", "too few", "beyond"])

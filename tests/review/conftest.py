@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from nearsay import config, tables
+from nearsay.commands.audit import table_digest
 from nearsay.review.corrections import Corrections
 from nearsay.review.desk import Desk
 from nearsay.review.examples import read_examples
@@ -57,6 +58,7 @@ def write_audit(folder, labels, num_issues=30, **changes):
         **changes,
     }
     tables.write(folder / "audit.csv", columns)
+    (folder / "audit.json").write_text(json.dumps({"doubt": None, "table_sha256": table_digest(columns)}))
 
 
 @pytest.fixture(scope="session")

@@ -110,8 +110,7 @@ def clean(
     for name, value in (("--relabel-above", relabel_above), ("--drop-below", drop_below)):
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
-    from nearsay.commands.audit import read_doubt  # noqa: PLC0415  # brings torch
-    from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run  # noqa: PLC0415
+    from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run  # noqa: PLC0415  # brings torch
     from nearsay.commands.naming import command_again  # noqa: PLC0415
     from nearsay.trained import read_origin  # noqa: PLC0415
 
@@ -127,10 +126,10 @@ def clean(
     print(
         f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
     )
-    if doubt := read_doubt(run):
+    if done.doubt:
         limits = f"--relabel-above {RELABEL_ABOVE} --drop-below {DROP_BELOW}"
         told = f"; so only what you decided was changed; {limits} would change the rest too"
-        print(f"note: {doubt}{told if relabel_above is None and drop_below is None else ''}.", file=sys.stderr)
+        print(f"note: {done.doubt}{told if relabel_above is None and drop_below is None else ''}.", file=sys.stderr)
     if done.root is not None:
         words = ["nearsay", "train", "manifest", f"path={run / 'cleaned.csv'}", f"root={done.root}"]
         print(f"As a table for other settings: {shlex.join(words)}")

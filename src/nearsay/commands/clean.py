@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearsay import tables
-from nearsay.commands.audit import file_names, read_doubt, read_experiment, table_bytes
+from nearsay.commands.audit import DECISIVE, file_names, read_doubt, read_experiment, table_bytes
 from nearsay.commands.corrections import read_corrections
 from nearsay.core import Labels, check_number
 from nearsay.run import BAD_DATA, RunError, open_run, write_whole
@@ -31,6 +31,7 @@ class Cleaned(NamedTuple):
     review: Tensor  # of those that are suspicious and were left as they are
     files: tuple[Path, ...]
     root: Path | None  # the folder below which the paths of the manifest are; None where there is no manifest
+    doubt: str | None = None  # why the audit is itself to be doubted
 
 
 def clean_run(
@@ -55,13 +56,12 @@ def clean_run(
     for name, limit in (("relabel_above", relabel_above), ("drop_below", drop_below)):
         if limit is not None:
             check_number(name, limit, 0, 1)
-    is_doubtful = read_doubt(folder) is not None
-    if relabel_above is None:
-        relabel_above = math.inf if is_doubtful else RELABEL_ABOVE
-    if drop_below is None:
-        drop_below = 0.0 if is_doubtful else DROP_BELOW
     labels = read_labels(folder)
-    rows = _read_audit(folder / "audit.csv", labels)
+    rows, doubt = _read_audit(folder / "audit.csv", labels)
+    if relabel_above is None:
+        relabel_above = RELABEL_ABOVE if doubt is None else math.inf
+    if drop_below is None:
+        drop_below = DROP_BELOW if doubt is None else 0.0
     is_sure = rows.is_issue & (rows.probabilities >= relabel_above) & (rows.suggested >= 0)
     is_poor = rows.is_issue & ~is_sure & (rows.scores < drop_below)
     given = rows.suggested.where(is_sure, labels.given).masked_fill(is_poor, -1)
@@ -88,7 +88,13 @@ def clean_run(
             (run.path / "cleaned.csv").unlink(missing_ok=True)  # of an earlier cleaning, when the files were there
     chosen = [is_listed.nonzero()[:, 0] for is_listed in lists.values()]
     return Cleaned(
-        given, chosen[0], chosen[1], chosen[2], tuple(folder / name for name in contents), manifest and manifest.root
+        given,
+        chosen[0],
+        chosen[1],
+        chosen[2],
+        tuple(folder / name for name in contents),
+        manifest and manifest.root,
+        doubt,
     )
 
 
@@ -102,27 +108,19 @@ class _Rows(NamedTuple):
     is_issue: Tensor  # (N,) bool
 
 
-def _read_audit(path: Path, labels: Labels) -> _Rows:
+def _read_audit(path: Path, labels: Labels) -> tuple[_Rows, str | None]:
+    """What the audit says of each example, and why it is to be doubted if it is."""
     if not path.is_file():
         raise RunError(f"{path} is missing; audit the run first, with nearsay audit {path.parent}", BAD_DATA)
     cells = tables.read(path).columns
-    names = (
-        "index",
-        "path",
-        "given_label",
-        "predicted_label",
-        "predicted_probability",
-        "label_score",
-        "is_label_issue",
-    )
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(labels.classes)}
     try:
-        indices, paths, given, suggested, probabilities, scores, issues = (cells[name] for name in names)
+        indices, paths, given, suggested, probabilities, scores, issues = (cells[name] for name in DECISIVE)
         if indices != [str(index) for index in range(len(labels.given))]:  # sorted by hand, it would speak of others
             raise ValueError(f"it has not one row for each of the {len(labels.given)} examples, in their order")
         if [numbers.get(name, -1) for name in given] != labels.given.tolist():
             raise ValueError("it is of other labels")
-        return _Rows(
+        rows = _Rows(
             paths,
             torch.tensor([numbers.get(name, -1) for name in suggested]),
             torch.tensor([tables.as_share(cell) or 0.0 for cell in probabilities], dtype=torch.float64),
@@ -131,6 +129,7 @@ def _read_audit(path: Path, labels: Labels) -> _Rows:
         )
     except (KeyError, ValueError) as error:
         raise RunError(f"{path} does not fit the run ({error}); audit it again", BAD_DATA) from error
+    return rows, read_doubt(path.parent, cells)
 
 
 def _pack(given: Tensor, classes: Sequence[str]) -> bytes:
