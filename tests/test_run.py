@@ -269,3 +269,16 @@ def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
     (used.__enter__().path / "log.jsonl").write_text("")
     assert not used.__exit__(ValueError, ValueError("bad data"), None)
     assert (tmp_path / "used/log.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["a link that leads nowhere", "a file"])
+def test_checkpoints_that_cannot_be_reached_are_not_taken_for_none(tmp_path, kind):
+    with open_run(tmp_path) as run:
+        assert run.checkpoints() == []
+        if kind == "a file":
+            (tmp_path / "checkpoints").write_bytes(b"")
+        else:
+            (tmp_path / "checkpoints").symlink_to(tmp_path / "not mounted")
+        with pytest.raises(RunError, match="cannot look into .*checkpoints: .*; nothing was changed") as caught:
+            run.load()
+    assert caught.value.code == 74

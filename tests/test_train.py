@@ -372,6 +372,20 @@ def test_a_log_that_was_cut_short_is_refused(tmp_path):
         train(replace(SMALL, epochs=1), tmp_path)
 
 
+def test_a_log_whose_checkpoints_cannot_be_reached_is_kept(tmp_path):
+    train(replace(SMALL, epochs=1), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "mounted")
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    with pytest.raises(RunError, match="checkpoints: the link leads nowhere; nothing was changed") as caught:
+        train(replace(SMALL, epochs=1), tmp_path / "run")
+    assert caught.value.code == 74
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+    (tmp_path / "elsewhere").rename(tmp_path / "mounted")
+    assert train(replace(SMALL, epochs=1), tmp_path / "run")["finished"]
+
+
 def test_a_folder_of_other_things_is_not_filled(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"mine")
     with pytest.raises(RunError, match=r"holds 'photo.jpg' but no experiment.json, so it is not the folder") as caught:

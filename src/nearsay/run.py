@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
@@ -107,9 +108,17 @@ class Run:
         return final
 
     def checkpoints(self) -> list[Path]:
-        """Folders of checkpoints, right or damaged, the newest first."""
-        found = (self.path / "checkpoints").glob("step-*")
-        return sorted((path for path in found if path.name[5:].isdigit()), key=lambda path: -int(path.name[5:]))
+        """Folders of checkpoints, right or damaged, the newest first; RunError if nobody can tell which there are."""
+        folder = self.path / "checkpoints"
+        try:
+            names = os.listdir(folder)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not folder.is_symlink():
+                return []
+            reason = "the link leads nowhere" if isinstance(error, FileNotFoundError) else error.strerror
+            raise RunError(f"cannot look into {folder}: {reason}; nothing was changed", IO_FAILED) from error
+        found = [name for name in names if re.fullmatch("step-[0-9]+", name)]
+        return [folder / name for name in sorted(found, key=lambda name: -int(name[5:]))]
 
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is right, None if there is none at all; RunError (65) if all are damaged."""
