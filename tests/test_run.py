@@ -271,6 +271,24 @@ def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
     assert (tmp_path / "used/log.jsonl").exists()
 
 
+def test_a_line_of_the_log_says_how_much_room_it_needs(tmp_path, monkeypatch):
+    class Full:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_run(tmp_path) as run:
+        monkeypatch.setattr(runs, "open", lambda *_: Full(), raising=False)
+        with pytest.raises(RunError, match=r"the disk is full: .*log\.jsonl needs 12 bytes and "):
+            run.append_log({"step": 1})
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize("kind", ["a link that leads nowhere", "a file"])
 def test_checkpoints_that_cannot_be_reached_are_not_taken_for_none(tmp_path, kind):
     with open_run(tmp_path) as run:
@@ -279,6 +297,6 @@ def test_checkpoints_that_cannot_be_reached_are_not_taken_for_none(tmp_path, kin
             (tmp_path / "checkpoints").write_bytes(b"")
         else:
             (tmp_path / "checkpoints").symlink_to(tmp_path / "not mounted")
-        with pytest.raises(RunError, match="cannot look into .*checkpoints: .*; nothing was changed") as caught:
+        with pytest.raises(RunError, match=r"cannot look into .*checkpoints: .*; nothing was changed") as caught:
             run.load()
     assert caught.value.code == 74

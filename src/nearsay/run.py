@@ -59,8 +59,9 @@ class Run:
 
     def append_log(self, entry: Mapping[str, Any]) -> None:
         """One more line of `log.jsonl`."""
-        with _explained(self.path / "log.jsonl"), open(self.path / "log.jsonl", "ab") as log:
-            log.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+        line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+        with _explained(self.path / "log.jsonl", len(line)), open(self.path / "log.jsonl", "ab") as log:
+            log.write(line)
 
     def cut_log(self, end: int) -> None:
         """Forget what was logged after the checkpoint from which the run goes on; RunError if some of it is missing."""
@@ -153,7 +154,9 @@ def open_run(path: Path) -> Iterator[Run]:
         raise RunError(
             f"cannot write into {path}: {error.strerror}; choose another folder with --out", CANNOT_CREATE
         ) from error
-    with open(path / ".lock", "a+") as lock:
+    with _explained(path / ".lock"):
+        opened = open(path / ".lock", "a+b", buffering=0)  # noqa: SIM115  # nothing is left to be written on closing
+    with opened as lock:
         _take(lock, path)
         try:
             _clear(path)
@@ -200,19 +203,20 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(step, tensors, json.loads(contents["state.json"]))
 
 
-def _take(lock: IO[str], path: Path) -> None:
+def _take(lock: IO[bytes], path: Path) -> None:
     """Lock the open file; the lock goes with the process, and forked workers do not inherit it."""
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.seek(0)
-        owner = lock.read().strip() or "another process"
+        owner = lock.read().decode(errors="replace").strip() or "another process"
         raise RunError(
             f"{path} is in use by {owner}; wait for it, or choose another folder with --out", LOCKED
         ) from error
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-    lock.flush()
+    owner = f"process {os.getpid()} on {socket.gethostname()}"
+    with _explained(path / ".lock", len(owner)):
+        lock.truncate(0)
+        lock.write(owner.encode())
 
 
 def _clear(path: Path) -> None:

@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import numpy as np
 import pytest
 
 from faults.jobs import INTERVAL, assert_same, last_checkpoint, words_of
@@ -106,6 +107,30 @@ def test_disks_of_all_sizes_lose_nothing_when_they_are_full(server, whole, tmp_p
             server.finish(folder, *words_of("ncr"))
             assert_same(folder, whole("ncr"))
     print(f"exit codes on full disks: {dict(codes)}")
+
+
+def test_a_disk_that_is_full_to_the_last_byte_is_told_with_the_file(whole, tmp_path, capsys):
+    np.save(tmp_path / "one.npy", np.zeros((1, 32), dtype=np.float32))
+    with disk_of(2**20, tmp_path / "full"):
+        folder = tmp_path / "full" / "run"
+        shutil.copytree(whole("ncr"), folder, ignore=shutil.ignore_patterns("checkpoints"))
+        with suppress(OSError), open(tmp_path / "full" / "filling", "wb", buffering=0) as filling:
+            while True:
+                filling.write(bytes(512))
+        out = tmp_path / "full" / "new"
+        for words, file in (
+            (command(folder), folder / ".lock"),
+            (command(out), out / ".lock"),
+            (["audit", str(folder)], folder / ".lock"),
+        ):
+            assert main(words) == 74
+            told = capsys.readouterr().err
+            assert re.match(f"error: the disk is full: {file} needs [1-9][0-9]* bytes and 0 are free", told), told
+        assert main(["sweep", "toy", "seed=0,1", "--out", str(out)]) == 74
+        assert f"error: {out / 'sweep.csv'}: No space left on device\n" in capsys.readouterr().err
+        table = tmp_path / "full" / "table.csv"
+        assert main(["predict", str(folder), str(tmp_path / "one.npy"), "--out", str(table)]) == 74
+        assert capsys.readouterr().err == f"error: {table}: No space left on device\n"
 
 
 def refuse(*_):
