@@ -182,6 +182,16 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
     assert [each.result["accuracy"] for each in outcomes] == [each.result["accuracy"] for each in whole]
 
 
+def test_a_run_of_a_sweep_that_lost_its_weights_is_not_finished(tmp_path):
+    planned = grid("toy", ["epochs=1", "seed=0,1"], SMALL)
+    run_all(planned, tmp_path)
+    weights = tmp_path / planned[1].name / "model.safetensors"
+    before = weights.read_bytes()
+    weights.unlink()
+    assert [each.is_new for each in run_all(planned, tmp_path)] == [False, True]
+    assert weights.read_bytes() == before
+
+
 def test_a_signal_after_the_last_step_of_a_run_keeps_the_next_from_beginning(tmp_path):
     planned = grid("toy", ["epochs=1", "seed=0,1"], SMALL)
     watcher = Watcher("end")
@@ -282,7 +292,7 @@ if seed == "3":
     sys.exit(65)
 os.makedirs(folder, exist_ok=True)
 with open(os.path.join(folder, "result.json"), "w") as file:
-    json.dump({{"finished": True}}, file)
+    json.dump({{"finished": True, "accuracy": {{}}, "labels": {{}}}}, file)
 """
 
 

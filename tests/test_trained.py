@@ -151,6 +151,23 @@ def test_only_a_finished_result_counts(copy):
     assert read_result(copy) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accuracy": None},
+        {"accuracy": "x"},
+        {"accuracy": {"test": None}},
+        {"accuracy": {"test": {"final": "0.9"}}},
+        {"accuracy": {"test": {"final": True}}},
+        {"accuracy": {"test": {"final": float("nan")}}},
+        {"labels": None},
+    ],
+)
+def test_a_result_that_was_changed_by_hand_does_not_count(copy, change):
+    (copy / "result.json").write_text(json.dumps({**read_result(copy), **change}))
+    assert read_result(copy) is None
+
+
 def test_another_experiment_does_not_go_into_the_folder(copy):
     with open_run(copy) as run:
         check_same(run, made().experiment)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,7 +154,17 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         result: Any = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    return result if isinstance(result, dict) and result.get("finished") else None
+    if not isinstance(result, dict) or not result.get("finished") or not isinstance(result.get("labels"), dict):
+        return None
+    return result if _are_shares(result.get("accuracy")) else None
+
+
+def _are_shares(accuracy: Any) -> bool:
+    """Whether it tells numbers of every split, and nothing else."""
+    if not isinstance(accuracy, dict) or not all(isinstance(of, dict) for of in accuracy.values()):
+        return False
+    values = [value for of in accuracy.values() for value in of.values()]
+    return all(isinstance(each, int | float) and not isinstance(each, bool) and isfinite(each) for each in values)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

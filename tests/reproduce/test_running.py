@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -118,6 +119,17 @@ def test_finished_runs_are_left_as_they_are(out, baselines):
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / CLEAN_RUN).rglob("*")} == before
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "predictions/train.safetensors"])
+def test_a_run_of_which_something_is_missing_is_not_finished(out, baselines, name):
+    path = out / "runs" / CLEAN_RUN / name
+    before = path.read_bytes()
+    path.unlink()
+    told = []
+    reproduce("baselines", data="toy", trials=1, out=out, only="toy-*noise=0.4-*", tell=told.append)
+    assert told == [f"1/1  {CLEAN_RUN}"]
+    assert path.read_bytes() == before
+
+
 def test_an_unfinished_run_goes_on(out, baselines):
     result = out / "runs" / CLEAN_RUN / "result.json"
     before = json.loads(result.read_text())
@@ -234,8 +246,7 @@ def test_a_folder_of_another_experiment_is_not_taken_for_a_result(out, baselines
 
 def test_a_field_that_came_later_and_is_off_makes_no_other_experiment(out, baselines, tmp_path):
     folder = tmp_path / "runs" / CLEAN_RUN
-    folder.mkdir(parents=True)
-    (folder / "result.json").write_bytes((out / "runs" / CLEAN_RUN / "result.json").read_bytes())
+    shutil.copytree(out / "runs" / CLEAN_RUN, folder)
     record = json.loads((out / "runs" / CLEAN_RUN / "experiment.json").read_text())
     assert record["experiment"].pop("class_weights") is False
     assert record["experiment"].pop("clip") is None

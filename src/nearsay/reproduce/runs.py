@@ -10,7 +10,7 @@ from typing import Any
 
 from nearsay import config
 from nearsay.reproduce.cells import Cell
-from nearsay.trained import read_result
+from nearsay.trained import is_whole, read_result
 
 # Differences that make no other experiment: where files are, and what later versions can do but was not asked for.
 # A number in the place of a field is that of an item of a list, and one more of those is another experiment.
@@ -33,6 +33,8 @@ class Runs:
             if found is None:
                 return None
             _check_same(self.path(cell), cell)
+            if not is_whole(self.path(cell)):
+                return None
             self._results[cell.run] = found
         return self._results[cell.run]
 

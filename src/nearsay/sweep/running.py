@@ -22,7 +22,7 @@ from nearsay.host import PARENT, Stopped, signals
 from nearsay.run import CANNOT_CREATE, LOCKED, Run, RunError
 from nearsay.sweep.planning import Planned
 from nearsay.train import train
-from nearsay.trained import check_same, read_result
+from nearsay.trained import check_same, is_whole, read_result
 
 _PAUSE = 0.05  # seconds between two looks at processes
 _PATIENCE = 30.0  # seconds for which a run in use is waited for: one that a killed sweep has left ends by itself
@@ -141,7 +141,7 @@ def _finished(planned: Planned, folder: Path) -> Outcome | None:
         check_same(Run(target), planned.call.experiment)
     except (ConfigError, RunError) as error:
         return _failed(planned, target, error)
-    return Outcome(planned.name, planned.words, target, result, is_new=False)
+    return Outcome(planned.name, planned.words, target, result, is_new=False) if is_whole(target) else None
 
 
 def _failed(planned: Planned, target: Path, error: Exception) -> Outcome:
