@@ -1,7 +1,10 @@
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -475,3 +478,16 @@ def test_the_doctor_does_not_fail_on_a_broken_torch(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", broken)
     assert doctor._device() == [("device", "unknown", "torch cannot be used: the driver is on fire")]
+
+
+def test_predictions_that_may_not_be_read_are_not_said_to_be_missing(run, monkeypatch):
+    opened = Path.open
+
+    def closed(path, *choices, **named):
+        if path.suffix == ".safetensors":  # as chmod 000 makes it, which root does not feel
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *choices, **named)
+
+    monkeypatch.setattr(Path, "open", closed)
+    with pytest.raises(PermissionError, match=r"Permission denied: .*test\.safetensors"):
+        evaluate.evaluate(run)

@@ -289,6 +289,18 @@ def test_a_line_of_the_log_says_how_much_room_it_needs(tmp_path, monkeypatch):
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize(
+    "manifest", ['{"step": 1, "sha256": [], "seal": 3}', '{"step": [], "sha256": {}, "seal": 3}', "[" * 100_000]
+)
+def test_a_manifest_that_is_none_is_a_damaged_one(tmp_path, manifest):
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        (run.checkpoints()[0] / "manifest.json").write_text(manifest)
+        found = run.load()
+        assert_is(found, 1)
+        assert found.damaged == ("step-00000002: its manifest cannot be read",)
+
+
 @pytest.mark.parametrize("kind", ["a link that leads nowhere", "a file"])
 def test_checkpoints_that_cannot_be_reached_are_not_taken_for_none(tmp_path, kind):
     with open_run(tmp_path) as run:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -370,6 +371,21 @@ def test_a_log_that_was_cut_short_is_refused(tmp_path):
     (tmp_path / "log.jsonl").write_text("")
     with pytest.raises(RunError, match=r"log.jsonl has 0 bytes, but \d+ were written before the checkpoint"):
         train(replace(SMALL, epochs=1), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"garbage\n", b"\xff", b"[" * 100_000, b"[]\n"])
+def test_a_log_that_is_none_is_refused_before_a_step(tmp_path, content):
+    experiment = replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=7))
+    train(experiment, tmp_path)
+    (tmp_path / "result.json").unlink()
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000018")
+    written = content + bytes(100_000)
+    (tmp_path / "log.jsonl").write_bytes(written)
+    told = Told()
+    with pytest.raises(RunError, match=r"line 1 of .*log\.jsonl cannot be read \(.*\); restore it, or start") as caught:
+        train(experiment, tmp_path, display=told)
+    assert (caught.value.code, told.calls) == (65, [])
+    assert (tmp_path / "log.jsonl").read_bytes() == written
 
 
 def test_a_log_whose_checkpoints_cannot_be_reached_is_kept(tmp_path):

@@ -173,9 +173,10 @@ def test_another_experiment_does_not_go_into_the_folder(copy):
         check_same(run, made().experiment)
         with pytest.raises(ConfigError, match=r"holds another experiment \(.*seed.*choose another folder"):
             check_same(run, replace(made().experiment, seed=1))
-        (copy / "experiment.json").write_text("[]")
-        with pytest.raises(RunError, match=r"experiment\.json cannot be read"):
-            check_same(run, made().experiment)
+        for content in ("[]", "[" * 100_000):
+            (copy / "experiment.json").write_text(content)
+            with pytest.raises(RunError, match=r"experiment\.json cannot be read"):
+                check_same(run, made().experiment)
 
 
 def test_other_labels_do_not_go_into_the_folder(copy):

@@ -63,6 +63,21 @@ class Run:
         with _explained(self.path / "log.jsonl", len(line)), open(self.path / "log.jsonl", "ab") as log:
             log.write(line)
 
+    def read_log(self, end: int | None = None) -> list[dict[str, Any]]:
+        """The lines of `log.jsonl` that end before `end`; RunError if one of them is none of ours."""
+        path = self.path / "log.jsonl"
+        entries = []
+        for number, line in enumerate(path.read_bytes()[:end].splitlines() if path.exists() else (), start=1):
+            try:
+                entry = json.loads(line)
+                if not isinstance(entry, dict):
+                    raise ValueError("it is no JSON object")
+            except (ValueError, RecursionError) as error:
+                told = f"line {number} of {path} cannot be read ({error})"
+                raise RunError(f"{told}; restore it, or start again in another folder", BAD_DATA) from error
+            entries.append(entry)
+        return entries
+
     def cut_log(self, end: int) -> None:
         """Forget what was logged after the checkpoint from which the run goes on; RunError if some of it is missing."""
         if self.log_end() < end:
@@ -71,6 +86,7 @@ class Run:
                 "restore it, or start again in another folder",
                 BAD_DATA,
             )
+        self.read_log(end)  # rather now than after the last step
         if self.log_end() > end:
             with _explained(self.path / "log.jsonl"):
                 os.truncate(self.path / "log.jsonl", end)
@@ -188,7 +204,9 @@ def read(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         step, hashes, seal = manifest["step"], manifest["sha256"], manifest["seal"]
-    except (ValueError, KeyError, TypeError) as error:
+        if not isinstance(step, int) or not isinstance(hashes, dict):
+            raise TypeError("it does not say which files are in it")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("its manifest cannot be read") from error
     if seal != _seal(step, hashes):
         raise ValueError("its manifest is damaged")

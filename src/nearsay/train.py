@@ -366,13 +366,12 @@ class _Training:
         dynamics = {name: tensor[:-1].cpu().contiguous() for name, tensor in self.step.dynamics.items()}
         write_whole(self.folder / "dynamics.safetensors", safetensors.torch.save(dynamics))
         write_whole(self.folder / "model.safetensors", safetensors.torch.save(pack_networks(networks)))
-        result = self._result(tables["train"])
+        result = self._result(tables["train"], self.run.read_log())
         self.run.write_json("result.json", result)
         self.display.end(result)
         return result
 
-    def _result(self, seen: Predictions) -> dict[str, Any]:
-        entries = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
+    def _result(self, seen: Predictions, entries: list[dict[str, Any]]) -> dict[str, Any]:
         realized = describe(self.splits.labels)
         return {
             "accuracy": {name: summarize(entries, f"{name}_accuracy") for name, _, _ in self.splits.judged},

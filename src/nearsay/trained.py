@@ -107,7 +107,7 @@ def check_same(run: Run, experiment: Experiment) -> None:
         return
     try:
         before = json.loads(path.read_text())["experiment"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({error}); choose another folder with --out", BAD_DATA) from error
     if changed := config.differences(before, config.to_tree(experiment)):
         raise config.ConfigError(

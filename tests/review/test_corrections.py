@@ -161,3 +161,9 @@ def test_cleaning_takes_what_was_decided(run):
     wanted = [(given[0] + 1) % 10, given[1], (given[2] + 3) % 10, -1, given[4], given[5]]
     assert cleaned[:6].tolist() == wanted
     assert torch.equal(cleaned[6:], automatic[6:])
+
+
+def test_a_number_too_long_to_be_one_is_told_in_our_words(run):
+    (run / "corrections.csv").write_text(f"index,label,decision\n{'9' * 5000},,drop\n")
+    with pytest.raises(TableError, match=r"index '9{40}' is none of the [0-9]+ examples$"):
+        Corrections(run / "corrections.csv", read_labels(run))

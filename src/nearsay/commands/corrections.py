@@ -1,5 +1,6 @@
 """What was decided by hand about the labels of a run, as `corrections.csv` has it."""
 
+import os
 import re
 from pathlib import Path
 
@@ -16,7 +17,11 @@ def read_corrections(folder: Path, path: Path | None, labels: Labels) -> dict[in
     """
     if path is None:
         path = folder / "corrections.csv"
-        if not path.is_file() or not path.stat().st_size:  # empty if a review was killed before its first decision
+        if not os.path.lexists(path):
+            return {}
+        if not path.is_file():
+            raise tables.TableError(f"{path} is no regular file; move it away")
+        if not path.stat().st_size:  # a review was killed before its first decision
             return {}
     table = tables.read(path, columns=("index", "label", "decision"))
     problems = tables.Problems(table.path)

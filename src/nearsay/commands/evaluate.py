@@ -99,6 +99,7 @@ def _kept(
 
 
 def _read_predictions(path: Path) -> Predictions:
+    path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
     try:
         tensors = safetensors.torch.load_file(path)
         return Predictions(tensors["features"], tensors["logits"], tensors["indices"])

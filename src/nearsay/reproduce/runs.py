@@ -81,7 +81,7 @@ def _check_same(folder: Path, cell: Cell) -> None:
         called = {"recipe": cell.recipe, "arguments": arguments, "overrides": list(cell.overrides)}
         now = config.to_tree(config.from_origin(called).experiment)
         changed = config.differences(record["experiment"], now)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise config.ConfigError(f"{folder} cannot be used ({error}); move it away, and it is trained again") from error
     if changed := [each for each in changed if not _HARMLESS.match(each)]:
         raise config.ConfigError(

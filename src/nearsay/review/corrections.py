@@ -7,6 +7,7 @@ skip changes nothing, and one that says undo takes back all that stands above it
 import csv
 import io
 import os
+import re
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -111,8 +112,9 @@ class Corrections:
 
     def _entry(self, index: str | None, label: str | None, decision: str | None) -> Entry:
         """A row as a value; ValueError says what is wrong with it. A row without a decision was written by hand."""
-        if index is None or not (index.isascii() and index.isdigit()) or int(index) >= len(self.given):
-            raise ValueError(f"index {index!r} is none of the {len(self.given)} examples")
+        if index is None or not re.fullmatch("[0-9]{1,18}", index) or int(index) >= len(self.given):
+            told = None if index is None else index[:40]
+            raise ValueError(f"index {told!r} is none of the {len(self.given)} examples")
         if label is not None and label not in self.classes:
             raise ValueError(f"label {label!r} is no class of the run; leave it empty to drop the label")
         number = -1 if label is None else self.classes.index(label)
