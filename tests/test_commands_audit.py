@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import sys
 import time
 
@@ -9,9 +11,11 @@ import torch
 from PIL import Image
 
 from nearsay import config, tables
+from nearsay import run as runs
 from nearsay.commands import audit as command
 from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
+from nearsay.commands.propagate import propagate
 from nearsay.datasets import Manifest
 from nearsay.run import RunError, write_whole
 from nearsay.tables import TableError
@@ -103,6 +107,39 @@ def test_other_formats_are_written_when_asked_for(run):
     names = {path.name for path in found.files}
     assert names == {"audit.csv", "audit.json", "audit.parquet", "audit-spreadsheet.csv"}
     assert tables.read(run / "audit.parquet").columns["index"] == tables.read(run / "audit.csv").columns["index"]
+
+
+def locked(_, operation):
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def closed(path, content):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("locked", "in use by .*; wait for it, or"), ("closed", "Read-only file system;")]
+)
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_computed(run, monkeypatch, kind, told):
+    audit_run(run, device="cpu", report=False)
+    if kind == "locked":
+        monkeypatch.setattr(runs.fcntl, "lockf", locked)
+    else:
+        monkeypatch.setattr(runs, "_write_flushed", closed)
+    monkeypatch.setattr(command, "audit", None)
+    for verb in (audit_run, clean_run):
+        with pytest.raises(RunError, match=f"{told} copy the run to another folder and use that$"):
+            verb(run)
+    with pytest.raises(RunError, match=f"{told} choose another file with --out$"):
+        propagate(run)
+    if kind == "locked":
+        assert propagate(run, out=run.parent / "elsewhere.npz")["num_examples"] == 400
+
+
+def test_an_audit_of_no_run_makes_no_folder(tmp_path):
+    with pytest.raises(RunError):
+        audit_run(tmp_path / "mistyped")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_audit_that_is_cut_short_leaves_no_table_without_its_doubts(run, monkeypatch):

@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple
 import safetensors.torch
 from torch import Tensor
 
+COPY = "copy the run to another folder and use that"  # where a command writes beside what it reads
 KEPT = 2  # checkpoints: the newest, and the one to fall back to
 BAD_DATA, CANNOT_CREATE, IO_FAILED, LOCKED = 65, 73, 74, 75  # exit codes, as of sysexits.h
 
@@ -155,8 +156,8 @@ class Run:
 
 
 @contextmanager
-def open_run(path: Path) -> Iterator[Run]:
-    """The folder, made if need be, writable and locked; RunError if it cannot be, before anything is computed.
+def open_run(path: Path, *, cure: str = "choose another folder with --out") -> Iterator[Run]:
+    """The folder, made if need be, writable and locked; RunError, with a cure, if it cannot be.
 
     One that was made here and in which nothing was written before an error is removed again.
     """
@@ -167,13 +168,11 @@ def open_run(path: Path) -> Iterator[Run]:
         _write_flushed(probe, b"")
         probe.unlink(missing_ok=True)  # who holds the lock may have cleared it away
     except OSError as error:
-        raise RunError(
-            f"cannot write into {path}: {error.strerror}; choose another folder with --out", CANNOT_CREATE
-        ) from error
+        raise RunError(f"cannot write into {path}: {error.strerror}; {cure}", CANNOT_CREATE) from error
     with _explained(path / ".lock"):
         opened = open(path / ".lock", "a+b", buffering=0)  # noqa: SIM115  # nothing is left to be written on closing
     with opened as lock:
-        _take(lock, path)
+        _take(lock, path, cure)
         try:
             _clear(path)
             yield Run(path)
@@ -221,16 +220,14 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(step, tensors, json.loads(contents["state.json"]))
 
 
-def _take(lock: IO[bytes], path: Path) -> None:
+def _take(lock: IO[bytes], path: Path, cure: str) -> None:
     """Lock the open file; the lock goes with the process, and forked workers do not inherit it."""
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.seek(0)
         owner = lock.read().decode(errors="replace").strip() or "another process"
-        raise RunError(
-            f"{path} is in use by {owner}; wait for it, or choose another folder with --out", LOCKED
-        ) from error
+        raise RunError(f"{path} is in use by {owner}; wait for it, or {cure}", LOCKED) from error
     owner = f"process {os.getpid()} on {socket.gethostname()}"
     with _explained(path / ".lock", len(owner)):
         lock.truncate(0)

@@ -21,7 +21,7 @@ from nearsay.core import Files, Labels, Predictions
 from nearsay.datasets.images import ImageError, decode, why_unreadable
 from nearsay.experiment import Experiment
 from nearsay.progress import percent
-from nearsay.run import BAD_DATA, RunError, open_run, write_whole
+from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.tables import Cell
 from nearsay.trained import read_labels, read_origin
 
@@ -71,32 +71,32 @@ def audit_run(
     """
     labels = read_labels(folder)
     experiment = read_experiment(folder)
-    predictions = _read_predictions(folder, len(labels.classes), len(labels.given))
-    shown = metrics.aligned(labels, predictions)
-    place = config.override(experiment, f"machine.device={device}").machine.find_device()
-    inputs, absence = _open_inputs(experiment, "train", len(labels.given))
-    found = audit(
-        shown.given,
-        probabilities=predictions.logits.double().softmax(dim=1),
-        features=predictions.features.to(place),
-        dynamics=_read_dynamics(folder, predictions.indices, len(labels.given)),
-        classes=labels.classes,
-        k=k,
-        images=_pictures(inputs, predictions.indices),
-    )
-    files = inputs if isinstance(inputs, Files) else None
-    columns = _columns(found, predictions.indices, labels, files, folder)
-    summary = _summary(found, shown, k, columns["status"])
-    summary["doubt"] = _doubt(found, predictions, columns["status"])
-    summary["table_sha256"] = table_digest(columns)
-    contents = {"audit.csv": table_bytes(columns, ".csv")}
-    if parquet:
-        contents["audit.parquet"] = table_bytes(columns, ".parquet")
-    if spreadsheet:
-        contents["audit-spreadsheet.csv"] = table_bytes(columns, ".csv", for_spreadsheet=True)
-    contents["audit.json"] = json.dumps(summary, indent=2, ensure_ascii=False).encode() + b"\n"
-    remark = _add_page(contents, folder, found, predictions, labels, inputs, summary) if report else ""
-    with open_run(folder) as run:  # alone, and without what a killed one has left
+    with open_run(folder, cure=COPY) as run:  # alone, and without what a killed one has left
+        predictions = _read_predictions(folder, len(labels.classes), len(labels.given))
+        shown = metrics.aligned(labels, predictions)
+        place = config.override(experiment, f"machine.device={device}").machine.find_device()
+        inputs, absence = _open_inputs(experiment, "train", len(labels.given))
+        found = audit(
+            shown.given,
+            probabilities=predictions.logits.double().softmax(dim=1),
+            features=predictions.features.to(place),
+            dynamics=_read_dynamics(folder, predictions.indices, len(labels.given)),
+            classes=labels.classes,
+            k=k,
+            images=_pictures(inputs, predictions.indices),
+        )
+        files = inputs if isinstance(inputs, Files) else None
+        columns = _columns(found, predictions.indices, labels, files, folder)
+        summary = _summary(found, shown, k, columns["status"])
+        summary["doubt"] = _doubt(found, predictions, columns["status"])
+        summary["table_sha256"] = table_digest(columns)
+        contents = {"audit.csv": table_bytes(columns, ".csv")}
+        if parquet:
+            contents["audit.parquet"] = table_bytes(columns, ".parquet")
+        if spreadsheet:
+            contents["audit-spreadsheet.csv"] = table_bytes(columns, ".csv", for_spreadsheet=True)
+        contents["audit.json"] = json.dumps(summary, indent=2, ensure_ascii=False).encode() + b"\n"
+        remark = _add_page(contents, folder, found, predictions, labels, inputs, summary) if report else ""
         for name in sorted(contents, key=lambda name: name != "audit.json"):  # no table without what doubts it
             write_whole(run.path / name, contents[name])
     page = folder / PAGE if PAGE in contents else None

@@ -14,7 +14,7 @@ from nearsay import tables
 from nearsay.commands.audit import DECISIVE, file_names, read_doubt, read_experiment, table_bytes
 from nearsay.commands.corrections import read_corrections
 from nearsay.core import Labels, check_number
-from nearsay.run import BAD_DATA, RunError, open_run, write_whole
+from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.tables import Cell
 from nearsay.trained import read_labels
 
@@ -81,7 +81,7 @@ def clean_run(
     manifest = _manifest(folder, given, labels)
     if manifest is not None:
         contents["cleaned.csv"] = table_bytes(manifest.columns, ".csv")
-    with open_run(folder) as run:
+    with open_run(folder, cure=COPY) as run:
         for name, content in contents.items():
             write_whole(run.path / name, content)
         if manifest is None:

@@ -23,7 +23,7 @@ from nearsay.commands.audit import Audited, table_bytes
 from nearsay.core import Files, Labels
 from nearsay.loading import Inputs
 from nearsay.noise import OpenSet
-from nearsay.run import BAD_DATA, RunError, open_run, write_whole
+from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.splits import open_splits
 from nearsay.trained import read_labels, read_origin
 
@@ -63,7 +63,7 @@ def hand_over(folder: Path, found: Audited, tools: Sequence[Tool]) -> Handed:
     inputs = _images(folder, found) if {"fiftyone", "label-studio"} & set(tools) else None
     if "cleanlab" in tools:
         contents["audit-cleanlab.npz"] = _for_cleanlab(folder, found)
-    with open_run(folder) as run:
+    with open_run(folder, cure=COPY) as run:
         if inputs is not None and "fiftyone" in tools:
             contents["audit-fiftyone.json"] = _for_fiftyone(run.path, found, inputs)
         if inputs is not None and "label-studio" in tools:
@@ -99,7 +99,7 @@ def read_label_studio(folder: Path, path: Path) -> Path:
                 )
             decided[index] = names[choice]
     content = table_bytes({"index": list(decided), "label": list(decided.values())}, ".csv")
-    with open_run(folder) as run:
+    with open_run(folder, cure=COPY) as run:
         write_whole(run.path / "corrections-label-studio.csv", content)
     return folder / "corrections-label-studio.csv"
 

@@ -1,6 +1,7 @@
 """Label propagation on the features of a finished run (paper Eq. 2): what the neighbors make of its labels."""
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors import SafetensorError
 from nearsay import metrics
 from nearsay.core import Predictions
 from nearsay.propagation import propagate_labels
-from nearsay.run import BAD_DATA, RunError, write_whole
+from nearsay.run import BAD_DATA, RunError, open_run, write_whole
 from nearsay.trained import read_labels
 
 
@@ -37,7 +38,9 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     target = folder / "propagated.npz" if out is None else out
     content = io.BytesIO()
     np.savez(content, given=given.numpy(), classes=np.array(labels.classes, dtype=np.str_))
-    write_whole(target, content.getvalue())
+    is_inside = target.absolute().parent.resolve() == folder.resolve()
+    with open_run(folder, cure="choose another file with --out") if is_inside else nullcontext():
+        write_whole(target, content.getvalue())
     report = {"file": str(target), "num_examples": len(found), "num_changed": int((found != shown.given).sum())}
     if shown.clean is None:
         return {**report, "accuracy_before": None, "accuracy_after": None}

@@ -27,7 +27,7 @@ from nearsay.review.desk import Conflict, Desk, Refused, Tally
 from nearsay.review.examples import read_examples
 from nearsay.review.guarding import MOST_BYTES, Denied, Guard
 from nearsay.review.pictures import LARGE, SMALL, Pictures, open_source
-from nearsay.run import CANNOT_CREATE, LOCKED, RunError, open_run
+from nearsay.run import CANNOT_CREATE, COPY, LOCKED, RunError, open_run
 from nearsay.trained import read_labels
 
 HOST = "127.0.0.1"
@@ -208,7 +208,7 @@ def _static(path: Path) -> Callable[[Request], Response]:
 def _alone(folder: Path) -> Iterator[None]:
     """No other process writes to the run; RunError says which one does."""
     try:
-        with open_run(folder):
+        with open_run(folder, cure=COPY):
             yield
     except RunError as error:
         if error.code != LOCKED:
