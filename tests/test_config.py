@@ -580,3 +580,11 @@ def test_mutated_words_and_records_give_an_experiment_or_a_config_error(count, o
         accepted["records"] += attempt(from_origin, a_node(record, draw))
     assert time.perf_counter() - start < count * 0.05
     assert all(count / 50 < number < count * 0.9 for number in accepted.values()), accepted
+
+
+def test_a_path_by_another_spelling_is_the_same_experiment(tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    calls = [call_recipe("embeddings", [f"path={path}"]) for path in ("../f.npz", tmp_path / "f.npz")]
+    first, second = (to_tree(call.experiment) for call in calls)
+    assert differences(first, second) == []

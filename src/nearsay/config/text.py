@@ -138,7 +138,7 @@ def _read_as(text: str, kind: Any) -> Any:
         return text
     if kind is Path and text:
         try:
-            return Path(text).expanduser().absolute()
+            return Path(os.path.abspath(Path(text).expanduser()))  # one spelling, so that it is one experiment
         except (OSError, RuntimeError):  # ~nobody, or a working folder that is gone
             raise _Unreadable from None
     raise _Unreadable
