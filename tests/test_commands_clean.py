@@ -1,14 +1,12 @@
 """Tables of an audit that somebody has opened, changed and saved, as cleaning reads them."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
 from review.conftest import write_run
 
 from nearsay import tables
-from nearsay.commands.audit import table_digest
 from nearsay.commands.clean import clean_run
 from nearsay.run import RunError
 
@@ -45,8 +43,6 @@ def test_by_default_it_takes_what_is_likelier_right_than_wrong_and_drops_what_el
             for place, row in enumerate(table)
         ],
     )
-    summary = {"doubt": None, "table_sha256": table_digest(tables.read(run / "audit.csv").columns)}
-    (run / "audit.json").write_text(json.dumps(summary))
     found = clean_run(run)
     assert (found.relabeled.tolist(), found.dropped.tolist(), found.review.tolist()) == ([0, *range(3, 30)], [1], [2])
 
@@ -59,27 +55,22 @@ def test_claims_count_however_a_spreadsheet_spells_them(run):
 
 
 def spoil(run, how):
-    path, summary = run / "audit.json", json.loads((run / "audit.json").read_text())
+    path = run / "audit.json"
     if how == "missing":
         path.unlink()
-    elif how == "of another audit":
-        edit(run, lambda rows: [{**rows[0], "label_score": "0.123"}, *rows[1:]])
     else:
         content = {
             "empty": "",
             "deep": "[" * 100_000,
             "a list": "[]",
-            "without doubt": json.dumps({"table_sha256": summary["table_sha256"]}),
-            "a number": json.dumps({**summary, "doubt": 3}),
-            "older": json.dumps({"doubt": None}),
+            "without doubt": "{}",
+            "a number": '{"doubt": 3}',
         }
         path.write_text(content[how])
 
 
-@pytest.mark.parametrize(
-    "how", ["missing", "empty", "deep", "a list", "without doubt", "a number", "older", "of another audit"]
-)
-def test_without_the_doubts_of_the_very_audit_nothing_is_cleaned(run, how):
+@pytest.mark.parametrize("how", ["missing", "empty", "deep", "a list", "without doubt", "a number"])
+def test_without_the_doubts_of_the_audit_nothing_is_cleaned(run, how):
     spoil(run, how)
     with pytest.raises(RunError) as caught:
         clean_run(run)

@@ -177,8 +177,8 @@ def open_run(path: Path, *, cure: str = "choose another folder with --out") -> I
             _clear(path)
             yield Run(path)
         except BaseException:
-            if is_new and [each.name for each in path.iterdir()] == [".lock"]:
-                with suppress(OSError):  # it is in nobody's way
+            with suppress(OSError):  # it is in nobody's way
+                if is_new and [each.name for each in path.iterdir()] == [".lock"]:
                     (path / ".lock").unlink()
                     path.rmdir()
             raise

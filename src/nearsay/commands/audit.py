@@ -1,6 +1,5 @@
 """The labels of a finished run, audited into a table of them all and a page that shows them."""
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,15 +29,6 @@ DOUBTFUL = 0.4  # estimated share of wrong labels above which the network is to 
 PAGE = "report.html"
 _UNREADABLE = "unreadable"
 _HELD_OUT = "held out"
-DECISIVE = (  # columns of audit.csv by which labels are cleaned
-    "index",
-    "path",
-    "given_label",
-    "predicted_label",
-    "predicted_probability",
-    "label_score",
-    "is_label_issue",
-)
 
 
 class Audited(NamedTuple):
@@ -89,7 +79,6 @@ def audit_run(
         columns = _columns(found, predictions.indices, labels, files, folder)
         summary = _summary(found, shown, k, columns["status"])
         summary["doubt"] = _doubt(found, predictions, columns["status"])
-        summary["table_sha256"] = table_digest(columns)
         contents = {"audit.csv": table_bytes(columns, ".csv")}
         if parquet:
             contents["audit.parquet"] = table_bytes(columns, ".parquet")
@@ -245,37 +234,17 @@ def _summary(found: Audit, shown: Labels, k: int, statuses: Sequence[Cell]) -> d
     }
 
 
-def read_doubt(folder: Path, columns: Mapping[str, Sequence[Cell]]) -> str | None:
-    """Why the audit of a run is itself to be doubted, as `audit.json` has it; None where it is not.
-
-    `columns` are those of its `audit.csv`; RunError if the two are not of one audit.
-    """
+def read_doubt(folder: Path) -> str | None:
+    """Why the audit of a run is itself to be doubted, as `audit.json` has it; None where it is not."""
     path = folder / "audit.json"
     try:
-        summary = json.loads(path.read_text())
-        doubt: str | None = summary["doubt"]
-        is_whole = isinstance(doubt, str | None) and summary["table_sha256"] == table_digest(columns)
+        doubt: str | None = json.loads(path.read_text())["doubt"]
+        is_whole = isinstance(doubt, str | None)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_whole = False
     if not is_whole:
         raise RunError(f"{path} is missing or damaged; audit the run again, with nearsay audit {folder}", BAD_DATA)
     return doubt
-
-
-def table_digest(columns: Mapping[str, Sequence[Cell]]) -> str:
-    """SHA-256 of what cleaning reads of `audit.csv`, the same after a spreadsheet has spelled it in its own way."""
-    said = [[_said(cell) for cell in columns[name]] for name in DECISIVE]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
-
-
-def _said(cell: Cell) -> str:
-    if cell is None or isinstance(cell, bool):
-        return "" if cell is None else str(cell).lower()
-    try:
-        number = float(cell)
-    except ValueError:
-        return str(cell).lower()
-    return "" if number != number else repr(number)  # NaN is missing
 
 
 def _doubt(found: Audit, predictions: Predictions, statuses: Sequence[Cell]) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearsay import tables
-from nearsay.commands.audit import DECISIVE, file_names, read_doubt, read_experiment, table_bytes
+from nearsay.commands.audit import file_names, read_doubt, read_experiment, table_bytes
 from nearsay.commands.corrections import read_corrections
 from nearsay.core import Labels, check_number
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
@@ -57,7 +57,7 @@ def clean_run(
         if limit is not None:
             check_number(name, limit, 0, 1)
     labels = read_labels(folder)
-    rows, doubt = _read_audit(folder / "audit.csv", labels)
+    rows, doubt = _read_audit(folder / "audit.csv", labels), read_doubt(folder)
     if relabel_above is None:
         relabel_above = RELABEL_ABOVE if doubt is None else math.inf
     if drop_below is None:
@@ -108,19 +108,28 @@ class _Rows(NamedTuple):
     is_issue: Tensor  # (N,) bool
 
 
-def _read_audit(path: Path, labels: Labels) -> tuple[_Rows, str | None]:
-    """What the audit says of each example, and why it is to be doubted if it is."""
+def _read_audit(path: Path, labels: Labels) -> _Rows:
+    """What the audit says of each example."""
     if not path.is_file():
         raise RunError(f"{path} is missing; audit the run first, with nearsay audit {path.parent}", BAD_DATA)
     cells = tables.read(path).columns
+    names = (
+        "index",
+        "path",
+        "given_label",
+        "predicted_label",
+        "predicted_probability",
+        "label_score",
+        "is_label_issue",
+    )
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(labels.classes)}
     try:
-        indices, paths, given, suggested, probabilities, scores, issues = (cells[name] for name in DECISIVE)
+        indices, paths, given, suggested, probabilities, scores, issues = (cells[name] for name in names)
         if indices != [str(index) for index in range(len(labels.given))]:  # sorted by hand, it would speak of others
             raise ValueError(f"it has not one row for each of the {len(labels.given)} examples, in their order")
         if [numbers.get(name, -1) for name in given] != labels.given.tolist():
             raise ValueError("it is of other labels")
-        rows = _Rows(
+        return _Rows(
             paths,
             torch.tensor([numbers.get(name, -1) for name in suggested]),
             torch.tensor([tables.as_share(cell) or 0.0 for cell in probabilities], dtype=torch.float64),
@@ -129,7 +138,6 @@ def _read_audit(path: Path, labels: Labels) -> tuple[_Rows, str | None]:
         )
     except (KeyError, ValueError) as error:
         raise RunError(f"{path} does not fit the run ({error}); audit it again", BAD_DATA) from error
-    return rows, read_doubt(path.parent, cells)
 
 
 def _pack(given: Tensor, classes: Sequence[str]) -> bytes:
