@@ -176,6 +176,44 @@ def test_images_on_disk_are_decoded_for_onnx(images_run, onnx_of, tmp_path):
     assert list(unreadable) == [0]
 
 
+def as_files(images, folder):
+    """(N, 3, H, W) bytes as files."""
+    for number, image in enumerate(images):
+        picture = importlib.import_module("PIL.Image").fromarray(image.permute(1, 2, 0).numpy())
+        picture.save(folder / f"{number}.png")
+    return Files(folder, tuple(f"{number}.png" for number in range(len(images))))
+
+
+def test_files_and_arrays_are_one_to_an_exported_run_on_arrays(images_run, onnx_of, tmp_path):
+    images = some_images()
+    found = predict_onnx(onnx_of(images_run), as_files(images, tmp_path)).predictions
+    assert_close(found.logits, predict_onnx(onnx_of(images_run), images).predictions.logits, rtol=0, atol=1e-5)
+    assert_close(found.logits, expected(images_run, images).logits, rtol=0, atol=1e-4)  # another runtime
+
+
+def test_files_are_not_made_to_fit_an_exported_run_on_arrays_that_are_not_square(images_run, tmp_path):
+    needs_onnx()
+    oblong = shutil.copytree(images_run, tmp_path / "oblong")
+    origin = json.loads((oblong / "experiment.json").read_text())
+    (oblong / "experiment.json").write_text(json.dumps(origin | {"image_shape": [8, 10]}))
+    path = export_run(oblong, tmp_path / "out", format="onnx")
+    assert_close(predict_onnx(path, some_images(2, 8, 10)).predictions.indices, torch.arange(2))
+    with pytest.raises(ValueError, match=r"model.onnx was trained on arrays that are not square"):
+        predict_onnx(path, as_files(some_images(1), tmp_path))
+
+
+@pytest.mark.parametrize(("shape", "margin"), [([8, 8], 1.0), (None, 0.875), ([8, 10], 1.0)])
+def test_the_configuration_says_one_thing_of_the_size_of_images(images_run, tmp_path, shape, margin):
+    run = shutil.copytree(images_run, tmp_path / "run")
+    origin = json.loads((run / "experiment.json").read_text())
+    (run / "experiment.json").write_text(json.dumps(origin | {"image_shape": shape}))
+    facts = json.loads((export_run(run, tmp_path / "out").parent / "config.json").read_text())
+    height, width = shape or [open_trained(run).experiment.image_size] * 2
+    assert facts["image_size"] == (height if height == width else None)
+    assert facts["pretrained_cfg"]["input_size"] == [3, height, width]
+    assert facts["pretrained_cfg"]["crop_pct"] == margin
+
+
 def test_the_card_tells_data_method_noise_accuracy_and_limits(features_run, tmp_path):
     export_run(features_run, tmp_path, format="torch-export")
     card = (tmp_path / "README.md").read_text()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
@@ -14,7 +15,16 @@ from nearsay.core import Files
 from nearsay.run import RunError, open_run
 from nearsay.splits import open_splits
 from nearsay.train import train
-from nearsay.trained import check_same, claim, open_trained, predict_run, read_labels, read_origin, read_result
+from nearsay.trained import (
+    check_same,
+    claim,
+    find_view,
+    open_trained,
+    predict_run,
+    read_labels,
+    read_origin,
+    read_result,
+)
 
 SMALL = ["data.num_train=120", "data.num_test=40", "batch_size=40", "backbone.hidden=16"]
 
@@ -85,6 +95,61 @@ def test_features_are_refused_by_a_run_on_images(tmp_path):
     with pytest.raises(ValueError, match=r"features \(2, 32\) do not fit: this run was trained on images"):
         predict_run(tmp_path, torch.zeros(2, 32))
     assert read_origin(tmp_path)["num_inputs"] == 3
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run on arrays of images."""
+    call = apply_overrides(call_recipe("digits", ["epochs=1", "method=standard"]), ["backbone.width=4"])
+    path = tmp_path_factory.mktemp("runs") / "digits"
+    train(call.experiment, path, origin=call.origin)
+    return path
+
+
+def as_files(images, folder):
+    """(N, 3, H, W) bytes as files."""
+    for number, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    return Files(folder, tuple(f"{number}.png" for number in range(len(images))))
+
+
+def rewritten(folder, copy, **changes):
+    """A copy of a run whose experiment.json says other things, or nothing where they are None."""
+    shutil.copytree(folder, copy)
+    origin = {name: each for name, each in (dict(read_origin(folder)) | changes).items() if each is not None}
+    (copy / "experiment.json").write_text(json.dumps(origin))
+    return copy
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_run_on_arrays_sees_files_as_it_saw_the_arrays(digits, tmp_path, is_older):
+    run = rewritten(digits, tmp_path / "older", image_shape=None) if is_older else digits
+    images = call_recipe("digits", []).experiment.data.open("test").inputs[:9]
+    found = predict_run(run, as_files(images, tmp_path), device="cpu", workers=0).predictions
+    assert_close(found.logits, predict_run(run, images, device="cpu").predictions.logits, rtol=0, atol=1e-5)
+
+
+def test_the_shape_of_arrays_is_recorded_and_files_are_not_made_to_fit_what_is_no_square(digits, folder, tmp_path):
+    assert read_origin(digits)["image_shape"] == [8, 8]
+    assert read_origin(folder)["image_shape"] is None
+    files = as_files(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), tmp_path)
+    oblong = rewritten(digits, tmp_path / "oblong", image_shape=[8, 10])
+    with pytest.raises(ValueError, match="trained on arrays of 8 × 10 pixels; give images of that shape as an array"):
+        predict_run(oblong, files)
+    for number, wrong in enumerate((8, [8], [8, "8"], [8, 0], [True, True])):
+        with pytest.raises(RunError, match="records image_shape as") as caught:
+            predict_run(rewritten(digits, tmp_path / f"wrong{number}", image_shape=wrong), files)
+        assert caught.value.code == 65
+
+
+def test_an_older_run_whose_data_is_gone_looks_at_files_as_it_always_did(digits):
+    class Gone:
+        def open(self, split):
+            raise FileNotFoundError(split)
+
+    experiment = replace(call_recipe("digits", []).experiment, data=Gone(), image_size=16)
+    origin = {name: each for name, each in read_origin(digits).items() if name != "image_shape"}
+    assert find_view(experiment, origin) == (16, 16, 224 / 256)
 
 
 def test_a_run_of_python_keeps_its_weights_but_cannot_be_made_again(tmp_path):

@@ -22,12 +22,12 @@ from nearsay import __version__
 from nearsay.augment import Normalize
 from nearsay.config import to_tree
 from nearsay.core import Outputs, Predictions
-from nearsay.loading import Inputs, finish, num_workers, sweep
+from nearsay.loading import MARGIN, Inputs, finish, num_workers, sweep
 from nearsay.models import LinearHead, Timm
 from nearsay.outcome import pack_networks
 from nearsay.predict import Predicted
 from nearsay.run import write_whole
-from nearsay.trained import Trained, open_trained, read_origin, read_result
+from nearsay.trained import Trained, View, find_view, open_trained, read_origin, read_result
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 FILES: dict[Format, str] = {"safetensors": "model.safetensors", "onnx": "model.onnx", "torch-export": "model.pt2"}
@@ -81,6 +81,7 @@ class _Signature(NamedTuple):
 
     example: Tensor
     free: dict[int, Any]  # Any: torch's word for such an axis has no type
+    view: View | None  # what the networks have seen of images, None of features
 
 
 def export_run(folder: Path, target: Path, *, format: Format = "safetensors") -> Path:
@@ -94,7 +95,7 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
     if format == "onnx":
         _import("onnxscript")  # before anything is read
     trained, origin = open_trained(folder), read_origin(folder)
-    signature = _signature(trained, origin["num_inputs"])
+    signature = _signature(trained, origin)
     facts = _facts(trained, signature)
     if format == "safetensors":
         content = safetensors.torch.save(_named_weights(trained), metadata={"format": "pt"})
@@ -122,10 +123,14 @@ def predict_onnx(path: Path, inputs: Inputs) -> Predicted:
         raise ValueError(f"inputs of {inputs.dtype} must be {wanted}, as they were for training")
     if not len(inputs):
         raise ValueError("there are 0 examples to look at; give at least one")
+    if not isinstance(inputs, Tensor) and size is None:
+        raise ValueError(f"{path} was trained on arrays that are not square, which images on disk become; give arrays")
     pieces: list[Predictions] = []
     unreadable: dict[int, str] = {}
     workers = num_workers(inputs, None)
-    with sweep(inputs, size=size, batch_size=_ROWS, workers=workers, timeout=_TIMEOUT, pin=False) as batches:
+    with sweep(
+        inputs, size=size or 0, margin=_margin(facts), batch_size=_ROWS, workers=workers, timeout=_TIMEOUT, pin=False
+    ) as batches:
         for indices, rows, problems in batches:
             assert rows is not None
             unreadable.update(problems)
@@ -166,16 +171,16 @@ def _is_export(path: Path) -> bool:
         return False
 
 
-def _signature(trained: Trained, num_inputs: int) -> _Signature:
+def _signature(trained: Trained, origin: Mapping[str, Any]) -> _Signature:
     wants_images = any(isinstance(each, nn.Conv2d) for each in trained.networks[0].modules())
     if not wants_images:
-        return _Signature(torch.zeros(2, num_inputs), {0: Dim.DYNAMIC})
-    size = trained.experiment.image_size
+        return _Signature(torch.zeros(2, origin["num_inputs"]), {0: Dim.DYNAMIC}, None)
+    view = find_view(trained.experiment, origin)
     # Networks of timm may know the places of an image; ours take the mean over them, whatever their number.
     is_fixed = isinstance(trained.experiment.backbone, Timm)
     free = {0: Dim.DYNAMIC} if is_fixed else {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    edge = size if is_fixed else 48
-    return _Signature(torch.zeros(2, num_inputs, edge, edge, dtype=torch.uint8), free)
+    edges = (view.height, view.width) if is_fixed else (48, 48)
+    return _Signature(torch.zeros(2, origin["num_inputs"], *edges, dtype=torch.uint8), free, view)
 
 
 def _program(trained: Trained, signature: _Signature, facts: Mapping[str, Any], format: Format) -> bytes:
@@ -234,10 +239,13 @@ def _facts(trained: Trained, signature: _Signature) -> dict[str, Any]:
         "library": {"name": "nearsay", "version": __version__, "backbone": _without_folders(to_tree(backbone))},
         "networks": len(trained.networks),
     }
-    if signature.example.ndim == 4:
+    if (view := signature.view) is not None:
+        facts["image_size"] = view.height if view.height == view.width else None  # files become squares
         normalize = experiment.normalize if isinstance(experiment.normalize, Normalize) else None
         facts["pretrained_cfg"] = {
-            "input_size": list(signature.example.shape[1:]),
+            "input_size": [signature.example.shape[1], view.height, view.width],
+            "crop_pct": view.margin,
+            "interpolation": "bilinear",
             "mean": [0.0] * 3 if normalize is None else list(normalize.mean),
             "std": [1.0] * 3 if normalize is None else list(normalize.std),
             "num_classes": len(classes),
@@ -354,11 +362,18 @@ def _read_facts(session: Any, path: Path) -> Mapping[str, Any]:
         names, size = facts["label_names"], facts["image_size"]
         is_whole = isinstance(names, list) and all(isinstance(name, str) for name in names)
         is_whole &= session.get_outputs()[0].shape[1:] == [len(names)]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        is_whole, size = False, 0
-    if not is_whole or isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _LARGEST:
+        is_whole &= size is None or (type(size) is int and 1 <= size <= _LARGEST)
+        is_whole &= 0 < _margin(facts) <= 1
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
+        is_whole = False
+    if not is_whole:
         raise ValueError(f"{path} does not say what its classes are; export the run again")
     return dict(facts)
+
+
+def _margin(facts: Mapping[str, Any]) -> float:
+    """How much is looked at of the shorter side of an image; older files do not say."""
+    return float(facts.get("pretrained_cfg", {}).get("crop_pct", MARGIN))
 
 
 def _import(name: str) -> Any:  # Any: the library may be missing

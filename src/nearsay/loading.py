@@ -33,7 +33,7 @@ from nearsay.core import PADDING, Files
 from nearsay.datasets.images import ImageError, decode
 
 Inputs = Tensor | Files
-_MARGIN = 224 / 256  # of the shorter side: what evaluation keeps of the middle, as usual for ImageNet
+MARGIN = 224 / 256  # of the shorter side: what evaluation keeps of the middle, as usual for ImageNet
 _AHEAD = 2  # batches that a worker prepares in advance
 _PATIENCE = 5.0  # seconds for a killed worker to be gone; one that waits for a lost disk may never be
 _CUT_OFF = (ConnectionResetError, ConnectionRefusedError, EOFError)  # a worker died while it handed over a batch
@@ -111,6 +111,7 @@ class Reader:
     size: int
     crops: tuple[RandomResizedCrop | None, ...] = (None,)  # for each view; None is the middle of the image
     seed: int = 0
+    margin: float = MARGIN  # of the shorter side, that is kept of the middle
 
     def read(self, indices: Tensor, turn: int) -> Rows:
         """The rows of these examples in pass `turn`; those that cannot be decoded are padding."""
@@ -130,7 +131,7 @@ class Reader:
                 continue
             for view, crop in enumerate(self.crops):
                 drawn = draws[view]
-                box = _middle(image) if crop is None or drawn is None else _cut(image, crop, drawn[row])
+                box = _middle(image, self.margin) if crop is None or drawn is None else _cut(image, crop, drawn[row])
                 images[view, row] = _resized(image, box, self.size)
         bad = torch.tensor([index for index, _ in problems], dtype=torch.int64)
         return Rows(indices.where(~torch.isin(indices, bad), PADDING), images.flatten(0, 1), tuple(problems))
@@ -260,7 +261,7 @@ def num_workers(inputs: Inputs, wish: int | None) -> int:
 
 @contextmanager
 def sweep(
-    inputs: Inputs, *, size: int, batch_size: int, workers: int, timeout: float, pin: bool
+    inputs: Inputs, *, size: int, margin: float = MARGIN, batch_size: int, workers: int, timeout: float, pin: bool
 ) -> Iterator[Iterator[Rows]]:
     """All examples in their order, the last batch as short as it is; what is done with them belongs inside."""
     num = len(inputs)
@@ -272,7 +273,7 @@ def sweep(
     if isinstance(inputs, Tensor):  # slices, which cost nothing
         yield (Rows(who(step)[0], inputs[step * batch_size : (step + 1) * batch_size]) for step in steps)
         return
-    stream = Stream(Reader(inputs, size), who, min(workers, len(steps)), timeout, pin)
+    stream = Stream(Reader(inputs, size, margin=margin), who, min(workers, len(steps)), timeout, pin)
     with stream.explained():
         yield stream.rows(steps)
 
@@ -368,9 +369,9 @@ def _cut(image: Image.Image, crop: RandomResizedCrop, draws: Tensor) -> tuple[fl
     return left, top, left + wide, top + tall
 
 
-def _middle(image: Image.Image) -> tuple[float, float, float, float]:
+def _middle(image: Image.Image, margin: float) -> tuple[float, float, float, float]:
     """The square that resizing the shorter side and cutting out the center would keep."""
-    edge = min(image.size) * _MARGIN
+    edge = min(image.size) * margin
     left, top = (image.width - edge) / 2, (image.height - edge) / 2
     return left, top, left + edge, top + edge
 

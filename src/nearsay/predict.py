@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from nearsay.augment import Transform
 from nearsay.core import PADDING, Outputs, Predictions
-from nearsay.loading import Inputs, finish, num_workers, sweep
+from nearsay.loading import MARGIN, Inputs, finish, num_workers, sweep
 
 _ROWS = 1024  # of small images in one go
 _PIXELS = _ROWS * 32 * 32 * 3  # in one go, of larger ones
@@ -28,11 +28,12 @@ class Pass:
     """How to look at a data set."""
 
     normalize: Transform | None
-    size: int  # of images on disk
+    size: int  # of images on disk, once they are cut and resized
     device: torch.device
     dtype: torch.dtype
     workers: int | None = None
     timeout: float = 600.0
+    margin: float = MARGIN  # of images on disk: how much of the shorter side is looked at
 
     @torch.no_grad()
     def over(self, networks: Sequence[Module], inputs: Inputs, *, with_features: bool = True) -> Predicted:
@@ -49,6 +50,7 @@ class Pass:
             with sweep(
                 inputs,
                 size=self.size,
+                margin=self.margin,
                 batch_size=batch_size,
                 workers=num_workers(inputs, self.workers),
                 timeout=self.timeout,

@@ -15,7 +15,7 @@ from torch.nn import Module
 from nearsay import config
 from nearsay.core import Files, Labels
 from nearsay.experiment import Experiment
-from nearsay.loading import Inputs
+from nearsay.loading import MARGIN, Inputs
 from nearsay.noise import fingerprint
 from nearsay.predict import Pass, Predicted
 from nearsay.run import BAD_DATA, CANNOT_CREATE, Run, RunError, write_whole
@@ -31,6 +31,23 @@ class Trained(NamedTuple):
     networks: list[Module]  # in evaluation mode, on the CPU
     experiment: Experiment
     labels: Labels  # that were learned
+
+
+class View(NamedTuple):
+    """What the networks of a run have seen of images, and so what they must see of others."""
+
+    height: int
+    width: int
+    margin: float  # of the shorter side of a file, that is kept of the middle
+
+    def edge(self) -> int:
+        """The size that files are to have; ValueError where they cannot have it."""
+        if self.height != self.width:
+            raise ValueError(
+                f"images on disk become squares, but this run was trained on arrays of {self.height} × {self.width} "
+                "pixels; give images of that shape as an array, from Python"
+            )
+        return self.height
 
 
 def read_origin(folder: Path) -> Mapping[str, Any]:
@@ -82,15 +99,39 @@ def predict_run(folder: Path, inputs: Inputs, *, device: str = "auto", workers: 
     trained = open_trained(folder)
     machine = trained.experiment.machine
     place = config.override(trained.experiment, f"machine.device={device}").machine.find_device()
-    _check_inputs(inputs, trained, _num_inputs(folder, read_origin(folder)))
+    origin = read_origin(folder)
+    _check_inputs(inputs, trained, _num_inputs(folder, origin))
+    view = find_view(trained.experiment, origin) if isinstance(inputs, Files) else None
     return Pass(
         normalize=trained.experiment.normalize,
-        size=trained.experiment.image_size,
+        size=trained.experiment.image_size if view is None else view.edge(),
+        margin=MARGIN if view is None else view.margin,
         device=place,
         dtype=machine.find_dtype(place),
         workers=machine.workers if workers is None else workers,
         timeout=machine.timeout,
     ).over([network.to(place) for network in trained.networks], inputs)
+
+
+def find_view(experiment: Experiment, origin: Mapping[str, Any]) -> View:
+    """How a run looks at images: at whole arrays, or at the middle of files.
+
+    Older runs have not written down which of the two they learned from; their data knows, if it is still there.
+    """
+    try:
+        shape = origin["image_shape"] if "image_shape" in origin else _array_shape(experiment.data.open("train").inputs)
+    except (ImportError, OSError, RuntimeError, ValueError):
+        shape = None
+    if shape is None:
+        return View(experiment.image_size, experiment.image_size, MARGIN)
+    is_shape = isinstance(shape, list) and len(shape) == 2 and all(type(each) is int and each > 0 for each in shape)
+    if not is_shape:
+        raise RunError(
+            f"experiment.json records image_shape as {shape!r}, not as height and width; train again in another folder",
+            BAD_DATA,
+        )
+    height, width = shape
+    return View(height, width, 1.0)
 
 
 def check_same(run: Run, experiment: Experiment) -> None:
@@ -135,9 +176,11 @@ def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str,
             BAD_DATA,
         )
     if not (run.path / "experiment.json").exists():
-        num_inputs = splits.example(experiment.image_size).shape[0]
-        tree = config.to_tree(experiment)
-        run.write_json("experiment.json", {**(origin or {}), "num_inputs": num_inputs, "experiment": tree})
+        seen = {
+            "num_inputs": splits.example(experiment.image_size).shape[0],
+            "image_shape": _array_shape(splits.inputs),
+        }
+        run.write_json("experiment.json", {**(origin or {}), **seen, "experiment": config.to_tree(experiment)})
     if inputs != digest_inputs(splits.inputs):
         return f"the inputs are not those that {run.path} began with; the run goes on with what is there now"
     return ""
@@ -186,6 +229,11 @@ def _num_inputs(folder: Path, origin: Mapping[str, Any]) -> int:
             BAD_DATA,
         )
     return recorded
+
+
+def _array_shape(inputs: Inputs) -> list[int] | None:
+    """Height and width of images that are arrays."""
+    return list(inputs.shape[2:]) if isinstance(inputs, Tensor) and inputs.ndim == 4 else None
 
 
 def _check_inputs(inputs: Inputs, trained: Trained, num_inputs: int) -> None:
