@@ -21,6 +21,7 @@ from nearsay.loading import Order
 from nearsay.models import MLP
 from nearsay.noise import Matrix, Recorded, Symmetric
 from nearsay.optim import SGD, Constant
+from nearsay.outcome import propagate as propagate_once
 from nearsay.splits import open_splits
 from nearsay.train import train
 
@@ -225,6 +226,27 @@ def test_labels_are_propagated_halfway_and_learned(tmp_path):
     assert (
         result["accuracy"]["test"]["final"] > train(plain.experiment, tmp_path / "plain")["accuracy"]["test"]["final"]
     )
+
+
+def test_the_result_is_about_the_labels_before_they_were_propagated(tmp_path):
+    plain = train(replace(SMALL, objective=CrossEntropy(), epochs=2), tmp_path / "plain")
+    found = train(replace(SMALL, objective=CrossEntropy(), epochs=2, propagate_at=2), tmp_path / "propagated")
+    assert found["labels"] == plain["labels"]
+    for part in ("detection", "confidence", "memorization"):
+        assert found[part] == plain[part]  # as the labels changed after the last step, the networks are the same
+
+
+def test_two_networks_propagate_from_the_same_labels(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(predictions, given, clean, trained):
+        seen.append(given.clone())
+        return propagate_once(predictions, given, clean, trained)
+
+    monkeypatch.setattr("nearsay.train.propagate", watched)
+    train(replace(SMALL, objective=CrossEntropy(), epochs=2, propagate_at=1, networks=2, averaging=0.9), tmp_path)
+    assert len(seen) == 2
+    assert seen[0].equal(seen[1])
 
 
 @pytest.mark.parametrize("steps", [10, 14])  # of 18, before the labels change at 12, and after

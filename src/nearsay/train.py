@@ -114,7 +114,7 @@ class _Training:
         ]
         setting = Setting(
             source=splits.inputs.to(device) if resident and isinstance(splits.inputs, Tensor) else None,
-            given=tuple(each.to(device) for each in given),
+            given=tuple(each.to(device, copy=True) for each in given),  # propagation writes into them
             label_weights=weights.to(device),
             batches_per_epoch=self.num_per_epoch,
             batches_per_pass=self.order.batches_per_pass,
