@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from nearsay import splits
 from nearsay.core import Files, Labels, NoSplit, Split
 from nearsay.datasets import Folder, Toy
 from nearsay.experiment import Experiment
@@ -166,6 +167,14 @@ def test_nothing_to_learn_is_refused():
         open_splits(given_splits(train=labels()))
 
 
+def test_one_example_is_too_few():
+    alone = given_splits(train=labels(0))
+    with pytest.raises(ValueError, match="1 example to train on is too few: it has no neighbor; give 2 or more"):
+        make_order(alone, open_splits(alone))
+    pair = given_splits(train=labels(0, 0))
+    assert make_order(pair, open_splits(pair)).batch_size == 2
+
+
 def test_unlabeled_examples_are_trained_on_and_never_held_out():
     found = open_splits(replace(given_splits(train=labels(0, -1, 0, 1, -1, 1)), held_out=2))
     assert set(found.held_out.tolist()) <= {0, 2, 3, 5}
@@ -254,6 +263,14 @@ def changed(content, **changes):
     return made.getvalue()
 
 
+def test_labels_take_no_more_room_for_many_classes_and_older_files_that_did_are_read():
+    many = tuple(map(str, range(1000)))
+    content = pack_labels(open_splits(given_splits(train=labels(0, 1, 2, classes=many))), None)
+    assert len(content) < 100_000  # the noise matrix alone would be 8 MB
+    older = changed(content, matrix=np.zeros((1000, 1000), dtype=np.int64))
+    assert unpack_labels(older).classes == many
+
+
 class Trap:
     """What would leave a trace if it were unpickled."""
 
@@ -302,6 +319,29 @@ def test_noise_that_looks_at_inputs_gets_them_if_they_are_arrays(tmp_path):
     open_splits(experiment(files, noise=Watcher()))
     assert isinstance(seen[0], Tensor)
     assert seen[1] is None
+
+
+def test_splits_without_any_label_are_left_out_with_a_note():
+    found = open_splits(given_splits(train=labels(0, 1), validation=labels(-1, -1), test=labels(-1, 2)))
+    assert [each.name for each in found.judged] == ["test"]
+    assert found.notes == ("the validation split has no labels, so nothing is judged on it",)
+    found = open_splits(given_splits(train=labels(0, 1), validation=labels(0, 1), test=labels(-1, clean=[-1])))
+    assert [each.name for each in found.judged] == ["validation"]
+    assert found.notes == ("the test split has no labels, so nothing is judged on it",)
+
+
+def test_looking_for_files_in_two_splits_reads_none_of_them_twice(tmp_path, monkeypatch):
+    parts = {"train": range(6), "validation": range(6, 9), "test": range(9, 12)}
+    for number in range(12):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.bmp")  # of one size, all of them
+    read, real = [], splits._digest
+    monkeypatch.setattr(splits, "_digest", lambda files, name: read.append(name) or real(files, name))
+    given = {
+        split: Split(Files(tmp_path, tuple(f"{number}.bmp" for number in numbers)), labels(*[0] * len(numbers)))
+        for split, numbers in parts.items()
+    }
+    open_splits(experiment(Given(given)))
+    assert sorted(read) == sorted(f"{number}.bmp" for number in range(12))
 
 
 def test_files_that_are_in_two_splits_are_refused(tmp_path):

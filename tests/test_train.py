@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from nearsay import config, host
@@ -341,6 +341,35 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_note_that_names_both(tmp_pat
     assert contents(tmp_path) == contents(folder)
 
 
+class Forgetful(nn.Module):
+    """A network that draws from torch's own generator while it learns."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.dropout, self.num_features = network, nn.Dropout(), network.num_features
+
+    def forward(self, inputs):
+        return self.network(self.dropout(inputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropping:
+    """A network with dropout, as a value."""
+
+    def build(self, num_classes, *, num_inputs, seed=0):
+        return Forgetful(MLP(hidden=(16,)).build(num_classes, num_inputs=num_inputs, seed=seed))
+
+
+def test_a_network_with_dropout_goes_on_with_the_same_bytes(tmp_path):
+    experiment = replace(SMALL, backbone=Dropping(), machine=Machine(device="cpu", checkpoint_steps=7))
+    train(experiment, tmp_path)
+    whole = contents(tmp_path)
+    go_back(tmp_path)
+    torch.manual_seed(99)
+    train(experiment, tmp_path)
+    assert contents(tmp_path) == whole
+
+
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     experiment = replace(SMALL, epochs=1)
     train(experiment, tmp_path)
@@ -408,6 +437,30 @@ def test_a_folder_of_other_things_is_not_filled(tmp_path):
         train(replace(SMALL, epochs=1), tmp_path)
     assert caught.value.code == 73
     assert (tmp_path / "photo.jpg").read_bytes() == b"mine"
+
+
+@dataclass(frozen=True)
+class Unlabeled:
+    """A test split that nobody has labeled."""
+
+    def open(self, split):
+        inputs, labels = SMALL.data.open(split)
+        given = labels.given if split == "train" else torch.full_like(labels.given, -1)
+        return Split(inputs, Labels(given, labels.clean if split == "train" else None, labels.classes))
+
+
+def test_a_split_without_any_label_is_not_judged_and_that_is_told(tmp_path):
+    told = Told()
+    result = train(replace(SMALL, data=Unlabeled(), epochs=1), tmp_path, display=told)
+    assert result["accuracy"] == {}
+    assert told.notes == ["the test split has no labels, so nothing is judged on it"]
+    assert "NaN" not in (tmp_path / "result.json").read_text() + (tmp_path / "log.jsonl").read_text()
+    assert not (tmp_path / "predictions" / "test.safetensors").exists()
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_the_largest_seeds_are_trained_with(tmp_path, seed):
+    assert train(replace(SMALL, seed=seed, epochs=0.2), tmp_path)["seed"] == seed
 
 
 def test_inputs_that_changed_since_are_told(tmp_path):

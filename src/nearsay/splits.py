@@ -36,6 +36,7 @@ class Splits(NamedTuple):
     held_out: Tensor  # those that were held out
     judged: list[Judged]
     other_given: Tensor | None = None  # (N,) what a second network learns, if its noise is another
+    notes: tuple[str, ...] = ()  # what the user should know
 
     def example(self, size: int) -> Tensor:
         """An input, for its shape; images on disk become squares of that size."""
@@ -63,9 +64,7 @@ def open_splits(experiment: Experiment) -> Splits:
         truth = _truth(labels, experiment.validation_labels)[held_out]
         judged.append(Judged("validation", select(inputs, held_out), truth))
     test = _optional(experiment, "test")
-    for split in (validation, test):
-        if split is not None:
-            _check_leak(inputs, split.inputs)
+    _check_leak(inputs, *(split.inputs for split in (validation, test) if split is not None))
     if test is not None:
         judged.append(Judged("test", test.inputs, _truth(test.labels, "clean")))
     second = None if experiment.second_test is None else experiment.second_test.open("test")
@@ -77,6 +76,9 @@ def open_splits(experiment: Experiment) -> Splits:
                 f"the train split has the classes {labels.classes[:5]} and another split {split.labels.classes[:5]}; "
                 "all splits must have the same ones in the same order"
             )
+    blank = [each.name for each in judged if not (each.truth >= 0).any()]
+    judged = [each for each in judged if each.name not in blank]
+    notes = tuple(f"the {name} split has no labels, so nothing is judged on it" for name in blank)
     other = None
     if experiment.noise_per_network:
         if isinstance(experiment.noise, OpenSet):
@@ -85,7 +87,7 @@ def open_splits(experiment: Experiment) -> Splits:
         if seed is None:
             raise ValueError(f"noise_per_network=True cannot draw {experiment.noise} again, which has no seed")
         other = _noisy(experiment, replace(experiment.noise, seed=seed + 1), pure, inputs).given  # type: ignore[type-var]
-    return Splits(inputs, labels, train, held_out, judged, other)
+    return Splits(inputs, labels, train, held_out, judged, other, notes)
 
 
 def select(inputs: Inputs, rows: Tensor) -> Inputs:
@@ -101,6 +103,8 @@ def make_order(experiment: Experiment, splits: Splits) -> Order:
     size = min(experiment.batch_size, len(splits.train))
     if experiment.batch_size % num or size < num:
         raise ValueError(f"batch_size={experiment.batch_size} cannot be shared evenly by {num} processes")
+    if size < 2:
+        raise ValueError(f"{len(splits.train)} example to train on is too few: it has no neighbor; give 2 or more")
     kinds = splits.labels.given[splits.train] if experiment.balanced else None
     return Order(splits.train, batch_size=size - size % num, seed=experiment.seed, kinds=kinds)
 
@@ -113,7 +117,6 @@ def pack_labels(splits: Splits, requested_rate: float | None) -> bytes:
         "classes": np.array(labels.classes, dtype=np.str_),
         "train": splits.train.numpy(),
         "validation": splits.held_out.numpy(),
-        "matrix": realized.matrix.numpy(),
         "requested_rate": np.array(np.nan if requested_rate is None else requested_rate),
         "effective_rate": np.array(np.nan if realized.effective_rate is None else realized.effective_rate),
         "num_open_set": np.array(realized.num_open_set),
@@ -161,18 +164,26 @@ def unpack_labels(content: bytes) -> Labels:
         raise ValueError(f"labels.npz cannot be read: {reason}; start again in another folder") from error
 
 
-def _check_leak(inputs: Inputs, others: Inputs) -> None:
-    """Refuse files of another split that are byte for byte in train as well."""
-    if not isinstance(inputs, Files) or not isinstance(others, Files) or len(inputs) + len(others) > _MANY:
+def _check_leak(inputs: Inputs, *others: Inputs) -> None:
+    """Refuse files of other splits that are byte for byte in train as well; no file is read twice."""
+    if not isinstance(inputs, Files):
         return
+    judged = [each for each in others if isinstance(each, Files) and len(inputs) + len(each) <= _MANY]
     by_size: dict[int, list[str]] = {}
-    for name in inputs.names:
+    for name in inputs.names if judged else ():
         by_size.setdefault(_size(inputs, name), []).append(name)
+    known: dict[int, dict[bytes, str]] = {}  # size -> digest -> the first file of train that has both
     leaked = []
-    for name in others.names:
-        alike = by_size.get(_size(others, name), [])
-        content = _content(others, name) if alike else b""
-        leaked += [(name, each) for each in alike if content and _content(inputs, each) == content][:1]
+    for files in judged:
+        for name in files.names:
+            size = _size(files, name)
+            if size < 1 or size not in by_size:
+                continue
+            if size not in known:
+                known[size] = {_digest(inputs, each): each for each in reversed(by_size[size])}
+            digest = _digest(files, name)
+            if digest and digest in known[size]:
+                leaked.append((name, known[size][digest]))
     if leaked:
         raise ValueError(
             f"{len(leaked)} images to be judged on are byte for byte in train as well, the first {leaked[0][0]!r} as "
@@ -188,9 +199,13 @@ def _size(files: Files, name: str) -> int:
         return -1
 
 
-def _content(files: Files, name: str) -> bytes:
+def _digest(files: Files, name: str) -> bytes:
+    """A SHA-256 of the content, nothing for what is no file."""
     path = files.root / name
-    return path.read_bytes() if path.is_file() else b""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: Inputs) -> Labels:

@@ -75,7 +75,7 @@ def train(
         if dist.share("" if finished is None else "finished", device):
             return finished or {}
         training = _Training(experiment, folder, run, device, display)
-        if run is not None and (told := claim(run, experiment, training.splits, origin)):
+        for told in (*training.splits.notes, *(claim(run, experiment, training.splits, origin) if run else ())):
             display.note(told)
         return training.go(received)
 

@@ -156,7 +156,7 @@ def check_same(run: Run, experiment: Experiment) -> None:
         )
 
 
-def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None) -> str:
+def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None) -> list[str]:
     """Write down what runs here and on which labels, or see that the labels are those of before.
 
     Returns what the user should know: inputs may have been repaired since, and then the run goes on with those.
@@ -182,8 +182,8 @@ def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str,
         }
         run.write_json("experiment.json", {**(origin or {}), **seen, "experiment": config.to_tree(experiment)})
     if inputs != digest_inputs(splits.inputs):
-        return f"the inputs are not those that {run.path} began with; the run goes on with what is there now"
-    return ""
+        return [f"the inputs are not those that {run.path} began with; the run goes on with what is there now"]
+    return []
 
 
 def is_whole(folder: Path) -> bool:
