@@ -52,6 +52,36 @@ def test_the_newest_two_are_kept(tmp_path):
         assert_is(run.load(), 100)
 
 
+def test_what_is_damaged_is_not_counted_among_those_that_are_kept(tmp_path):
+    with open_run(tmp_path) as run:
+        save(run, 10, 20)
+        (run.checkpoints()[0] / "tensors.safetensors").write_bytes(b"x")
+        assert_is(run.load(), 10)
+        save(run, 25)
+        assert [path.name for path in run.checkpoints()] == ["step-00000025", "step-00000010"]
+        (run.checkpoints()[0] / "tensors.safetensors").write_bytes(b"x")
+        assert_is(run.load(), 10)
+        save(run, 25)  # again, and whole this time
+        save(run, 30)
+        assert [path.name for path in run.checkpoints()] == ["step-00000030", "step-00000025"]
+
+
+def test_older_ones_stay_if_what_is_written_does_not_come_back(tmp_path, monkeypatch):
+    real = runs._write_flushed
+
+    def spoiled(path, content):
+        real(path, content[:-1] + bytes([content[-1] ^ 1]) if path.name == "tensors.safetensors" else content)
+
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        monkeypatch.setattr(runs, "_write_flushed", spoiled)
+        with pytest.raises(ValueError, match=r"tensors\.safetensors is damaged"):
+            save(run, 3)
+        monkeypatch.undo()
+        assert {"step-00000001", "step-00000002"} <= {path.name for path in run.checkpoints()}
+        assert_is(run.load(), 2)
+
+
 def test_views_and_shared_memory_are_saved(tmp_path):
     base = torch.arange(12.0).view(3, 4)
     with open_run(tmp_path) as run:

@@ -14,7 +14,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -48,6 +48,7 @@ class Run:
     """A run folder that this process alone may write to; made by `open_run`."""
 
     path: Path
+    _damaged: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)  # as `load` has found
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """`name` in the folder, in one piece."""
@@ -121,8 +122,11 @@ class Run:
                 read(final)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        for old in self.checkpoints()[KEPT:]:
-            shutil.rmtree(old, ignore_errors=True)
+        self._damaged.discard(final)
+        kept = [path for path in self.checkpoints() if path not in self._damaged][:KEPT]
+        for old in self.checkpoints():
+            if old not in kept:
+                shutil.rmtree(old, ignore_errors=True)
         return final
 
     def checkpoints(self) -> list[Path]:
@@ -146,6 +150,7 @@ class Run:
                 return read(path)._replace(damaged=tuple(damaged))
             except (OSError, ValueError) as error:
                 damaged.append(f"{path.name}: {error}")
+                self._damaged.add(path)
         if damaged:
             raise RunError(
                 f"no checkpoint in {self.path} can be used ({'; '.join(damaged)}); nothing was deleted, "

@@ -97,13 +97,25 @@ def test_undo_goes_back_one_decision_at_a_time_and_is_a_row_itself(run):
     assert rows(run)[-1] == ("0", str((given + 1) % 10), "accept")
     assert decided(desk, 0, "undo")["decision"] == ""
     assert rows(run)[-1] == ("0", str(given), "undo")
-    assert len(rows(run)) == 4
+    assert [decision for _, _, decision in rows(run)] == ["accept", "drop", "undo", "accept", "undo"]
     with pytest.raises(Refused, match="nothing to undo"):
         decided(desk, 0, "undo")
     assert desk.tally()[:2] == (0, 0)
     assert open_desk(run).state()["standings"][0]["decision"] == ""
     decided(desk, 1, "skip")
     assert decided(desk, 1, "undo")["decision"] == ""
+
+
+def test_undo_goes_as_far_back_after_a_restart_as_before(run):
+    desk = open_desk(run)
+    for decision in ("keep", "accept", "drop", "undo"):
+        decided(desk, 0, decision)
+    again = open_desk(run)
+    assert again.state()["standings"] == desk.state()["standings"]
+    assert decided(again, 0, "undo")["decision"] == "keep"
+    assert decided(open_desk(run), 0, "undo")["decision"] == ""
+    with pytest.raises(Refused, match="nothing to undo"):
+        decided(open_desk(run), 0, "undo")
 
 
 def test_skipping_what_is_decided_changes_nothing(run):

@@ -48,22 +48,25 @@ class Corrections:
         self._stamp = (0, 0)  # which file it is, and where it ends; zeros if there is none
         self.entries: list[Entry] = self._read() if path.exists() else []
 
-    def append(self, entry: Entry) -> None:
-        """One more row, on the disk when this returns; RunError or ChangedFile if it is not, and then nothing was."""
-        cells = {
-            "index": str(entry.index),
-            "label": self.classes[entry.label] if entry.label >= 0 else "",
-            "decision": entry.decision,
-        }
-        row = _row([cells.get(name, "") for name in self._header])
+    def append(self, *entries: Entry) -> None:
+        """More rows, on the disk when this returns; RunError or ChangedFile if they are not, and then none was."""
+        rows = b"".join(map(self._written, entries))
         with self._lock:
             if self._stamp != _stamp(self.path):
                 raise ChangedFile(
                     f"{self.path} was changed by something else since the review began; end the review and start it "
                     "again to go on with what is there now"
                 )
-            self._write(row if self._stamp[1] else _row(self._header) + row)
-            self.entries.append(entry)
+            self._write(rows if self._stamp[1] else _row(self._header) + rows)
+            self.entries.extend(entries)
+
+    def _written(self, entry: Entry) -> bytes:
+        cells = {
+            "index": str(entry.index),
+            "label": self.classes[entry.label] if entry.label >= 0 else "",
+            "decision": entry.decision,
+        }
+        return _row([cells.get(name, "") for name in self._header])
 
     def _write(self, content: bytes) -> None:
         """All of it at the end of the file, or nothing."""

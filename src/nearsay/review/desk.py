@@ -170,17 +170,12 @@ class Desk:
         self._session.append(index)
 
     def _undo(self, index: int, stack: list[Entry]) -> None:
-        """Go back to what counted before, or to nothing; the file says so in one more row."""
+        """Go back to what counted before, or to nothing; the file takes all back, and says again what is left."""
         if not stack and index not in self._skipped:
             raise Refused(f"nothing is decided about example {index}, so there is nothing to undo")
-        if len(stack) > 1:
-            before = stack[:-1]
-            self.corrections.append(before[-1])
-            self._fold(before[-1])
-            self._stacks[index] = before
-        else:
-            entry = Entry(index, self.examples.given[index], "undo")
-            self.corrections.append(entry)
+        entries = [Entry(index, self.examples.given[index], "undo"), *stack[:-1]]
+        self.corrections.append(*entries)
+        for entry in entries:
             self._fold(entry)
         if index in self._session:
             del self._session[len(self._session) - 1 - self._session[::-1].index(index)]
