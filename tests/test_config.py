@@ -171,7 +171,7 @@ def test_paths_are_made_absolute_in_the_experiment_and_in_the_record(own, monkey
         ("toy", "seed=1.5", "seed='1.5' must be a whole number"),
         ("toy", "seed=1e3", "seed='1e3' must be a whole number"),
         ("toy", "seed=", "seed='' must be a whole number"),
-        ("toy", "seed=99999999999999999999", "seed='99999999999999999999' must be a whole number"),
+        ("toy", "seed=99999999999999999999", "seed='99999999999999999999' must be a whole number of at most 18 digits"),
         ("toy", "noise=much", "noise='much' must be a number"),
         ("toy", "noise=nan", "noise='nan' must be a number"),
         ("toy", "noise=1e999", "noise='1e999' must be a number"),

@@ -40,8 +40,14 @@ def test_an_experiment_is_a_value_of_good_choices():
         ({"epochs": math.inf}, "epochs=inf must be a number from 0.001 to 1e+06"),
         ({"batch_size": 1}, "batch_size=1 must be a whole number of at least 2; a row alone has no neighbor"),
         ({"image_size": 0}, "image_size=0 must be a whole number of at least 1"),
-        ({"seed": 0.5}, "seed=0.5 must be a whole number"),
-        ({"seed": True}, "seed=True must be a whole number"),
+        *(
+            ({"seed": seed}, f"seed={seed} must be a whole number from -9223372036854775808 to 9223372036854775807")
+            for seed in (0.5, True, 2**63, -(2**63) - 1)
+        ),
+        (
+            {"epochs": 3, "propagate_at": 4, "schedule": Constant()},
+            "propagate_at=4 is never reached in epochs=3; propagate earlier, or train for at least 4",
+        ),
         (
             {"batches_per_epoch": 0},
             "batches_per_epoch=0 must be a whole number of at least 1, or None for once through the data",
@@ -79,6 +85,8 @@ def test_an_experiment_that_means_nothing_is_refused(wrong, complaint):
         {"averaging": math.nextafter(1, 0), "networks": 2},
         {"clip": 1e-3},
         {"seed": -3},
+        {"seed": 2**63 - 1},
+        {"epochs": 3, "propagate_at": 3, "schedule": Constant()},
         {"batches_per_epoch": 1},
     ],
     ids=str,

@@ -71,6 +71,14 @@ def test_an_order_that_was_sent_to_a_worker_goes_on_as_before():
         assert found.batch(step).equal(order().batch(step))
 
 
+def test_a_small_class_comes_several_times_in_a_pass_each_time_in_another_order():
+    kinds = torch.tensor([0] * 40 + [1] * 8)
+    found = Order(torch.arange(48), batch_size=48, seed=0, kinds=kinds).batch(0)
+    small = found[found >= 40].view(3, 8)  # as many as of the large class
+    assert small.sort(dim=1).values.equal(torch.arange(40, 48).expand(3, 8))
+    assert len({tuple(each) for each in small.tolist()}) == 3
+
+
 def test_fewer_examples_than_a_batch_holds_are_one_batch():
     found = order(num=2, batch_size=256)
     assert (found.batch_size, found.batches_per_pass) == (2, 1)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from nearsay.core import Labels, Predictions
-from nearsay.outcome import pack_networks, summarize, wrong_labels
+from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
 
 CLASSES = ("a", "b", "c")
 
@@ -41,6 +41,15 @@ def test_the_last_ten_are_of_the_epochs_that_were_evaluated():
 
 def predictions(rows, indices):
     return Predictions(torch.zeros(len(rows), 0), torch.tensor(rows).log(), torch.tensor(indices))
+
+
+def test_an_example_that_resembles_nobody_keeps_the_label_it_has_or_none():
+    features = torch.tensor([[1.0, 0, 0, 0], [1, 0.1, 0, 0], [1, 0, 0.1, 0], [0, 0, 0, 1]])
+    seen = Predictions(features, torch.zeros(4, 3), torch.arange(4))
+    for alone in (-1, 2):
+        found, share = propagate(seen, torch.tensor([1, 1, -1, alone]), None, torch.arange(4))
+        assert found.tolist() == [1, 1, 1, alone]
+        assert share is None
 
 
 def test_wrong_labels_are_counted_among_the_examples_that_were_trained_on():

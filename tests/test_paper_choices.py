@@ -228,6 +228,14 @@ def test_labels_are_propagated_halfway_and_learned(tmp_path):
     )
 
 
+def test_a_run_too_short_to_propagate_labels_is_refused_and_one_of_an_epoch_says_how_right_they_are(tmp_path):
+    with pytest.raises(config.ConfigError, match=r"propagate_at=1 is never reached in epochs=0.5"):
+        config.call_recipe("toy", ["method=label-propagation", "epochs=0.5"])
+    call = config.call_recipe("toy", ["method=label-propagation", "epochs=1"])
+    train(call.experiment, tmp_path)
+    assert 0 < json.loads((tmp_path / "log.jsonl").read_text())["transductive_accuracy"] <= 1
+
+
 def test_the_result_is_about_the_labels_before_they_were_propagated(tmp_path):
     plain = train(replace(SMALL, objective=CrossEntropy(), epochs=2), tmp_path / "plain")
     found = train(replace(SMALL, objective=CrossEntropy(), epochs=2, propagate_at=2), tmp_path / "propagated")

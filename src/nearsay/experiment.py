@@ -13,6 +13,8 @@ from nearsay.models import ResNet
 from nearsay.objectives import NCR
 from nearsay.optim import SGD, AdamW, Cosine, Schedule
 
+_SEEDS = 2**63  # torch takes no more than 64 bits
+
 
 class NoDevice(ValueError):
     """A device that is not there."""
@@ -146,8 +148,8 @@ class Experiment:
         check_number("epochs", self.epochs, 0.001, 1e6)
         check_whole("batch_size", self.batch_size, 2, cure="; a row alone has no neighbor")
         check_whole("image_size", self.image_size, 1)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"seed={self.seed!r} must be a whole number")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -_SEEDS <= self.seed < _SEEDS:
+            raise ValueError(f"seed={self.seed!r} must be a whole number from -{_SEEDS} to {_SEEDS - 1}")
         if self.batches_per_epoch is not None:
             check_whole("batches_per_epoch", self.batches_per_epoch, 1, cure=", or None for once through the data")
         if self.averaging is not None:
@@ -160,6 +162,11 @@ class Experiment:
             raise ValueError("self_taught=True needs averaging=, such as 0.997, and networks=1")
         if self.propagate_at is not None:
             check_whole("propagate_at", self.propagate_at, 1, cure=", or None for no propagation")
+            if self.propagate_at > self.epochs:
+                raise ValueError(
+                    f"propagate_at={self.propagate_at} is never reached in epochs={self.epochs}; propagate earlier, or "
+                    f"train for at least {self.propagate_at}"
+                )
         if self.clip is not None and not check_number("clip", self.clip, 0) > 0:
             raise ValueError("clip=0 would stop all learning; give a positive length, or None for no clipping")
         self.schedule.factor(0.0, self.epochs)  # refuses a warm-up that is longer than the run

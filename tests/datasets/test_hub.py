@@ -211,6 +211,13 @@ def test_numbers_below_zero_mean_unlabeled_where_classes_have_no_names_too(libra
     assert (split.labels.classes, split.labels.given.tolist()) == (("3", "7"), [1, -1, -1, 0])
 
 
+def test_a_missing_true_label_is_not_the_class_called_none(library, tmp_path):
+    plain(library, tmp_path / "saved", {"label": ["None", "a", "a"], "truth": ["None", None, "a"]})
+    split = Hub(path=tmp_path / "saved", label="label", clean="truth").open("train")
+    assert (split.labels.classes, split.labels.given.tolist()) == (("None", "a"), [0, 1, 1])
+    assert split.labels.clean.tolist() == [0, -1, 1]
+
+
 def test_a_true_label_may_stand_in_a_column_of_classes(library, tmp_path):
     kinds = {"label": library.ClassLabel(names=["a", "b"]), "truth": library.ClassLabel(names=["a", "b"])}
     plain(library, tmp_path / "saved", {"label": [0, 1, 1], "truth": [0, 0, -1]}, kinds)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"  # neither infinity nor nan, which JSON has not
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path", str: "text", NoneType: "none"}
+DIGITS = 18  # of a whole number, which 64 bits hold
 LONGEST = 80  # of what is quoted from a user
 
 _short = reprlib.Repr()
@@ -52,7 +53,9 @@ def read_text(key: str, text: str, declared: Any) -> Any:
         return _read(text, declared)
     except _Unreadable:
         near = nearest(text, [str(choice) for kind in members(declared) for choice in _choices(kind)])
-        raise ConfigError(f"{quoted_key(key)}={quoted(text)} must be {wanted(declared)}{near}") from None
+        is_long = int in members(declared) and re.fullmatch("[+-]?[0-9]+", text)
+        limit = f" of at most {DIGITS} digits" if is_long else ""
+        raise ConfigError(f"{quoted_key(key)}={quoted(text)} must be {wanted(declared)}{limit}{near}") from None
 
 
 def wanted(declared: Any) -> str:
@@ -130,7 +133,7 @@ def _read_as(text: str, kind: Any) -> Any:
         return None
     if kind is bool and text.lower() in TRUTHS:
         return TRUTHS[text.lower()]
-    if kind is int and re.fullmatch("[+-]?[0-9]{1,18}", text):  # what 64 bits hold
+    if kind is int and re.fullmatch(f"[+-]?[0-9]{{1,{DIGITS}}}", text):
         return int(text)
     if kind is float and re.fullmatch(NUMBER, text) and math.isfinite(float(text)):
         return float(text)

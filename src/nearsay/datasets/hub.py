@@ -301,7 +301,7 @@ def _numbers(values: Sequence[str | int | None], classes: Sequence[str], *, know
     places = {name: number for number, name in enumerate(classes)}
     if known_only:
         return [-1 if value is None else places[str(value)] for value in values]
-    return [places.get(str(value), -1) for value in values]
+    return [-1 if value is None else places.get(str(value), -1) for value in values]
 
 
 def _rows(pictures: Any, column: str) -> Iterator[tuple[bytes | None, str | None]]:
