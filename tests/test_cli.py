@@ -130,16 +130,15 @@ def test_a_wrong_command_line_ends_in_one_sentence(here, run, capsys, line, code
     assert out == ""
 
 
-def test_a_model_is_exported_into_a_new_folder_of_the_run_and_never_over_another(run, tmp_path, capsys):
+def test_a_model_is_exported_into_the_run_and_over_no_file_of_another(run, tmp_path, capsys):
     copy = shutil.copytree(run, tmp_path / "copy")
-    assert cli.main(["export", str(copy)]) == 0
-    assert str(copy / "export" / "model.safetensors") in capsys.readouterr().out
-    before = (copy / "export" / "config.json").stat()
-    assert cli.main(["export", str(copy), "--format", "torch-export"]) == 73
-    assert "is there already; choose a folder with --out" in capsys.readouterr().err
-    assert (copy / "export" / "config.json").stat() == before
-    assert cli.main(["export", str(copy), "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "model.safetensors").exists()
+    for _ in range(2):
+        assert cli.main(["export", str(copy)]) == 0
+        assert str(copy / "export" / "model.safetensors") in capsys.readouterr().out
+    (copy / "export" / "config.json").write_text("{}")
+    assert cli.main(["export", str(copy)]) == 65
+    assert "config.json is not of nearsay and would be replaced" in capsys.readouterr().err
+    assert (copy / "export" / "config.json").read_text() == "{}"
 
 
 class Coded(RuntimeError):

@@ -146,9 +146,7 @@ def export(
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.SAFETENSORS,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Folder for the model and its card; by default a new one, export, in the run.", metavar="DIR"
-        ),
+        typer.Option("--out", help="Folder for the model and its card; by default export, in the run.", metavar="DIR"),
     ] = None,
 ) -> None:
     """Write the network of a run for other programs.
@@ -156,9 +154,6 @@ def export(
     ONNX and torch-export take images as bytes and normalize them inside, so that this cannot be forgotten.
     """
     from nearsay.export import export_run  # noqa: PLC0415  # brings torch
-    from nearsay.run import CANNOT_CREATE, RunError  # noqa: PLC0415
 
-    if out is None and (run / "export").exists():
-        raise RunError(f"{run / 'export'} is there already; choose a folder with --out", CANNOT_CREATE)
     path = export_run(run, out or run / "export", format=format.value)
     print(f"The model is in {path}, with a card beside it.")
