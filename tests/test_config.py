@@ -300,7 +300,7 @@ def test_an_override_changes_one_field_and_no_other(change, read, value):
         ("schedule=none", "schedule='none' cannot be read; set its parts: schedule.warmup, schedule.final"),
         ("mixup=yes", "mixup='yes' must be none, or set its parts: mixup.alpha"),
         ("mixup.alhpa=1", "mixup is none and could not have 'alhpa' (did you mean alpha?); it could have alpha"),
-        ("mixup.alpha=0", "alpha 0.0 must be above 0"),
+        ("mixup.alpha=0", "alpha=0.0 must be a number above 0"),
         ("outside.path=x", "outside is none, and path alone does not make one; choose it in a recipe"),
         ("augment.transforms=none", "cannot be read; set its parts: augment.transforms.0.padding, "),
         ("augment.transforms.2.padding=1", "augment.transforms has no '2'; it has numbers 0 to 1"),

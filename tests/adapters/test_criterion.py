@@ -290,5 +290,5 @@ def test_lists_are_refused_by_name():
 def test_a_second_derivative_is_refused_with_what_works():
     network, (inputs, labels) = small_network(), rows()
     loss = NCRCriterion(network[2], OBJECTIVE)(network(inputs), labels)
-    with pytest.raises(RuntimeError, match=r"nearsay.ncr\(..., implementation='plain'\) in place of NCR"):
+    with pytest.raises(RuntimeError, match=r'nearsay.ncr\(..., implementation="plain"\) in place of NCR'):
         loss.backward(create_graph=True)

@@ -26,7 +26,7 @@ from nearsay.core import can_look
 from nearsay.neighbors import CHUNK_NUMBERS, Identity, nearest, normalize
 
 TWICE = (
-    "this gradient cannot be differentiated again (create_graph=True); take nearsay.ncr(..., implementation='plain') "
+    'this gradient cannot be differentiated again (create_graph=True); take nearsay.ncr(..., implementation="plain") '
     "in place of NCR or NCRCriterion"
 )
 DENSE_SHARE = 8  # with more than one key in eight a neighbor, a matrix product beats going through lists
