@@ -14,6 +14,8 @@ from torch import nn
 
 from nearsay import config, tables
 from nearsay.commands import catalog, compare, doctor, estimate, evaluate, naming, predict
+from nearsay.commands.audit import audit_run
+from nearsay.commands.propagate import propagate
 from nearsay.core import Labels, NoSplit, Predictions
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
 from nearsay.experiment import Experiment
@@ -489,5 +491,6 @@ def test_predictions_that_may_not_be_read_are_not_said_to_be_missing(run, monkey
         return opened(path, *choices, **named)
 
     monkeypatch.setattr(Path, "open", closed)
-    with pytest.raises(PermissionError, match=r"Permission denied: .*test\.safetensors"):
-        evaluate.evaluate(run)
+    for read, name in ((evaluate.evaluate, "test"), (audit_run, "train"), (propagate, "train")):
+        with pytest.raises(PermissionError, match=rf"Permission denied: .*{name}\.safetensors"):
+            read(run)

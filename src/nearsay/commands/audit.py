@@ -146,10 +146,13 @@ def _read_predictions(folder: Path, num_classes: int, num_examples: int) -> Pred
     """What the run has said of its training examples, in their order."""
     path = folder / "predictions" / "train.safetensors"
     try:
+        path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
         tensors = safetensors.torch.load_file(path)
         seen = Predictions(tensors["features"], tensors["logits"], tensors["indices"])
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing; train the run to its end first", BAD_DATA) from error
+    except PermissionError:
+        raise
     except (OSError, SafetensorError, KeyError) as error:
         raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
     if seen.logits.ndim != 2 or seen.logits.shape[1] != num_classes or not seen.logits.isfinite().all():

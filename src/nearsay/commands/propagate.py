@@ -26,7 +26,10 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     labels = read_labels(folder)
     path = folder / "predictions" / "train.safetensors"
     try:
+        path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
         seen = Predictions(**safetensors.torch.load_file(path))
+    except PermissionError:
+        raise
     except (OSError, SafetensorError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path} cannot be read ({reason}); train the run to its end first", BAD_DATA) from error
