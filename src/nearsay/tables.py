@@ -104,11 +104,19 @@ def read_features(path: str | Path, *, named: Collection[str], others: Collectio
         raise ValueError(f"{path} is not readable as Parquet ({reason}); write it again") from error
     types = pyarrow.types
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if name.lower() in named and (types.is_list(column.type) or types.is_fixed_size_list(column.type)):
+        kind = column.type
+        # of pandas, of polars and of Hugging Face, in this order
+        if name.lower() in named and (
+            types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        ):
+            lengths = pyarrow.compute.unique(pyarrow.compute.list_value_length(column)).to_pylist()
+            are_numbers = types.is_floating(kind.value_type) or types.is_integer(kind.value_type)
+            if column.null_count or len(lengths) != 1 or not are_numbers:
+                raise ValueError(
+                    f"column {name!r} of {path} must hold lists of numbers, all of one length, and no row without"
+                )
             flat = np.array(column.combine_chunks().flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
-            if column.null_count or not len(column) or len(set(map(len, column.to_pylist()))) > 1:
-                raise ValueError(f"column {name!r} of {path} must hold lists of one length, and no row without")
-            return flat.reshape(len(column), -1)
+            return flat.reshape(len(column), lengths[0])
     kept = [
         column.to_numpy().astype(np.float32)
         for name, column in zip(table.column_names, table.columns, strict=True)
@@ -284,7 +292,8 @@ def _read_parquet(builder: _Builder) -> None:
 
 def _pyarrow() -> Any:  # a module
     try:
-        import pyarrow.parquet  # noqa: PLC0415 — an extra
+        import pyarrow.compute  # noqa: PLC0415 — an extra
+        import pyarrow.parquet  # noqa: PLC0415
     except ImportError as error:
         raise ImportError('Parquet needs pyarrow: pip install ".[parquet]" in the clone') from error
     return pyarrow

@@ -235,13 +235,15 @@ def test_a_missing_file_or_folder_is_refused(tmp_path):
     assert "y.npy with labels" in refusal(tmp_path / "x.npy", tmp_path / "y.npy")
 
 
-@pytest.mark.parametrize("layout", ["lists", "columns"])
+@pytest.mark.parametrize("layout", ["list_", "large_list", "fixed", "columns"])
 def test_features_are_read_from_parquet(tmp_path, layout):
     pyarrow = pytest.importorskip("pyarrow")
     values = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     columns = {"label": ["a", "b", "a", "b", "", "a"], "split": ["train"] * 4 + ["test"] * 2}
-    if layout == "lists":
-        columns["embedding"] = list(values)
+    if layout == "fixed":
+        columns["embedding"] = pyarrow.array(list(values), pyarrow.list_(pyarrow.float32(), 3))
+    elif layout != "columns":
+        columns["embedding"] = pyarrow.array(list(values), getattr(pyarrow, layout)(pyarrow.float32()))
     else:
         columns |= {f"f{number}": values[:, number] for number in range(3)}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
@@ -256,8 +258,10 @@ def test_features_are_read_from_parquet(tmp_path, layout):
     ("columns", "words"),
     [
         ({"label": ["a", "b"]}, "none of numbers"),
-        ({"label": ["a", "b"], "features": [[1.0], [1.0, 2.0]]}, "lists of one length"),
-        ({"label": ["a", "b"], "features": [[1.0], None]}, "lists of one length"),
+        ({"label": ["a", "b"], "features": [[1.0], [1.0, 2.0]]}, "all of one length"),
+        ({"label": ["a", "b"], "features": [[1.0], None]}, "no row without"),
+        ({"label": ["a", "b"], "features": [["1.0"], ["2.0"]]}, r"x\.parquet must hold lists of numbers"),
+        ({"label": ["a", "b"], "features": [np.zeros(0, np.float32)] * 2}, r"shape \(2, 0\)"),
         ({"features": [[1.0], [2.0]]}, "no labels"),
     ],
 )
