@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -269,6 +271,10 @@ def test_data_is_of_the_kind_that_it_looks_like(tmp_path):
     like = Cifar10(path="old", labels="n.pt", column="worse")
     assert evaluate._dataset_at(tmp_path / "list.csv", like) == Manifest(path=tmp_path / "list.csv")
     assert evaluate._dataset_at(tmp_path / "x.npz", like) == Embeddings(path=tmp_path / "x.npz")
+    (tmp_path / "x.parquet").touch()
+    assert evaluate._dataset_at(tmp_path / "x.parquet", like) == Manifest(path=tmp_path / "x.parquet")
+    learned = Embeddings(path="old.parquet")
+    assert evaluate._dataset_at(tmp_path / "x.parquet", learned) == Embeddings(path=tmp_path / "x.parquet")
     assert evaluate._dataset_at(tmp_path, like) == Cifar10(path=tmp_path)
     assert evaluate._dataset_at(tmp_path, Folder(path="old")) == Folder(path=tmp_path)
 
@@ -281,9 +287,11 @@ def test_features_of_any_file_get_the_label_that_evaluation_finds(run, tmp_path)
     np.save(tmp_path / "a.npy", inputs.numpy())
     np.savez(tmp_path / "b.npz", features=inputs.numpy(), labels=labels.given.numpy())
     columns = {f"feature{number}": inputs[:, number].tolist() for number in range(32)}
-    tables.write(tmp_path / "c.parquet", {"label": ["?"] * len(inputs), **columns})
-    found = [predict.predict(run, [tmp_path / name]) for name in ("a.npy", "b.npz", "c.parquet")]
-    assert found[0]["label"] == found[1]["label"] == found[2]["label"]
+    words = {"label": ["?"] * len(inputs), "id": ["text, as training passes over it"] * len(inputs)}
+    tables.write(tmp_path / "c.parquet", {**words, **columns})
+    pyarrow.parquet.write_table(pyarrow.table({**words, "embedding": list(inputs.numpy())}), tmp_path / "d.parquet")
+    found = [predict.predict(run, [tmp_path / name]) for name in ("a.npy", "b.npz", "c.parquet", "d.parquet")]
+    assert found[0]["label"] == found[1]["label"] == found[2]["label"] == found[3]["label"]
     hits = [label == str(truth) for label, truth in zip(found[0]["label"], labels.given.tolist(), strict=True)]
     assert sum(hits) / len(hits) == pytest.approx(evaluate.evaluate(run)["accuracy"])
     assert found[0]["path"][:2] == [f"{tmp_path}/a.npy:0", f"{tmp_path}/a.npy:1"]
@@ -339,8 +347,8 @@ def broken_features(folder):
         ("nan.npy", "finite"),
         ("pickled.npy", "is not read"),
         ("text.npy", "is not read"),
-        ("words.parquet", "is not read"),
-        ("labels.parquet", "none of them a feature"),
+        ("words.parquet", "none of numbers"),
+        ("labels.parquet", "none of numbers"),
     ],
 )
 def test_files_that_hold_no_features_are_refused(tmp_path, name, told):

@@ -134,7 +134,8 @@ def _detection(folder: Path, labels: Labels) -> dict[str, float] | None:
 
 def _dataset_at(path: Path, like: Dataset) -> Dataset:
     """The data at a path, by what it looks like; `like` is what the run was trained on."""
-    if path.suffix.lower() in (".npy", ".npz"):
+    ending = path.suffix.lower()
+    if ending in (".npy", ".npz") or (ending == ".parquet" and isinstance(like, Embeddings)):
         return Embeddings(path=path)
     if path.is_file():
         return Manifest(path=path)

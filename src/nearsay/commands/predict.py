@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nearsay import tables
 from nearsay.core import Files, Predictions
+from nearsay.datasets.embeddings import FEATURE_NAMES, read_parquet
 from nearsay.datasets.images import is_image
 from nearsay.export import FILES, predict_onnx, read_onnx_classes
 from nearsay.trained import predict_run, read_labels, read_origin
 
 _FEATURE_FILES = (".npy", ".npz", ".parquet")
-_FEATURE_NAMES = ("features", "embeddings", "embedding", "x")  # of arrays, whatever the case
-_OTHER_COLUMNS = ("path", "label", "labels", "clean", "clean_label", "split")  # of tables, beside features
 
 
 def predict(model: Path, paths: Sequence[Path], *, device: str = "auto") -> dict[str, list[Any]]:
@@ -104,18 +103,19 @@ def _features(paths: Sequence[Path]) -> tuple[list[str], Tensor]:
 
 def _read_features(path: Path) -> Tensor:
     """(N, D) float32."""
-    try:
-        values = _read_table(path) if path.suffix.lower() == ".parquet" else _read_arrays(path)
-        with np.errstate(over="ignore"):  # what is too large is found below
-            features = np.ascontiguousarray(values, dtype=np.float32)
-    except tables.TableError:
-        raise
-    except Exception as error:  # what is no such file, or a hostile one, can raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"{path} is not read: {reason}; expected are rows of numbers") from error
+    features = read_parquet(path) if path.suffix.lower() == ".parquet" else _read_numbers(path)
     if features.ndim != 2 or not features.size or not np.isfinite(features).all():
         raise ValueError(f"{path} holds an array of {features.shape}; it must be (N, D), all of it finite numbers")
     return torch.from_numpy(features)
+
+
+def _read_numbers(path: Path) -> NDArray[np.float32]:
+    try:
+        with np.errstate(over="ignore"):  # what is too large is found by who asks
+            return np.ascontiguousarray(_read_arrays(path), dtype=np.float32)
+    except Exception as error:  # what is no such file, or a hostile one, can raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{path} is not read: {reason}; expected are rows of numbers") from error
 
 
 def _read_arrays(path: Path) -> Any:  # an array of numbers, if all is well
@@ -123,15 +123,7 @@ def _read_arrays(path: Path) -> Any:  # an array of numbers, if all is well
         loaded = np.load(file, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             return loaded
-        names = [name for name in loaded.files if name.lower() in _FEATURE_NAMES] or loaded.files
+        names = [name for name in loaded.files if name.lower() in FEATURE_NAMES] or loaded.files
         if len(names) != 1:
             raise ValueError(f"it has the arrays {', '.join(loaded.files[:9])}, none of them called features")
         return loaded[names[0]]
-
-
-def _read_table(path: Path) -> Any:  # an array of numbers, if all is well
-    columns = tables.read(path).columns
-    kept = {name: cells for name, cells in columns.items() if name.lower() not in _OTHER_COLUMNS}
-    if not kept:
-        raise ValueError(f"it has the columns {', '.join(columns)}, none of them a feature")
-    return np.array(list(kept.values()), dtype=object).astype(np.float32).T

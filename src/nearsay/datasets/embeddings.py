@@ -16,13 +16,16 @@ from nearsay import tables
 from nearsay.core import Labels, NoSplit, Split
 
 _Array = NDArray[Any]
-_NAMES = {  # what an array may be called, whatever the case
-    "features": ("features", "embeddings", "embedding", "x"),
+FEATURE_NAMES = ("features", "embeddings", "embedding", "x")
+"""What an array of features may be called, whatever the case."""
+_NAMES = {  # the same of all arrays
+    "features": FEATURE_NAMES,
     "labels": ("labels", "label", "y"),
     "clean": ("clean", "clean_labels", "clean_label"),
     "split": ("split",),
     "classes": ("classes",),
 }
+_KNOWN = {name for names in _NAMES.values() for name in names}
 _SPLITS = {"": "train", "train": "train", "val": "validation", "validation": "validation", "test": "test"}
 
 
@@ -73,6 +76,11 @@ class Embeddings:
         return Split(features, Labels(given=given, clean=clean, classes=classes))
 
 
+def read_parquet(path: Path) -> NDArray[np.float32]:
+    """(N, D) the features of a Parquet file: a column of lists, or all columns of numbers that mean nothing else."""
+    return tables.read_features(path, named=FEATURE_NAMES, others=_KNOWN - {"x"})
+
+
 def _read(path: Path, content: str) -> dict[str, _Array]:
     """Arrays by what they mean; `content` is what an array without a name is."""
     if not path.is_file():
@@ -82,9 +90,7 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
     if content == "labels" and path.suffix.lower() in tables.ENDINGS:
         return _read_table(path)
     if path.suffix.lower() == ".parquet":
-        known = {name for names in _NAMES.values() for name in names}
-        features = tables.read_features(path, named=_NAMES["features"], others=known - {"x"})
-        return {"features": features, **_read_table(path, columns=sorted(known - set(_NAMES["features"])))}
+        return {"features": read_parquet(path), **_read_table(path, columns=sorted(_KNOWN - set(FEATURE_NAMES)))}
     try:
         with path.open("rb") as file:  # by itself numpy would leave a broken file open
             loaded = np.load(file, allow_pickle=False)
