@@ -71,12 +71,6 @@ def test_hidden_labels_are_a_share_and_nested(share):
     assert len(open_splits(replace(SMALL, labeled=share)).train) == 200  # unlabeled, but still neighbors
 
 
-def test_hidden_labels_of_clean_data_stay_known_as_the_truth():
-    labels = open_splits(replace(SMALL, data=Unknown(), noise=None, labeled=0.5)).labels
-    assert labels.clean is not None
-    assert (labels.clean >= 0).all()
-
-
 def test_training_with_few_labels_learns(tmp_path):
     experiment = replace(SMALL, labeled=0.3, noise=None, epochs=20, objective=NCR(alpha=0.5))
     assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.8

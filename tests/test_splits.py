@@ -130,6 +130,12 @@ def test_a_share_of_the_labels_can_be_hidden():
     assert found.train.equal(torch.arange(90))
 
 
+def test_labels_of_which_nobody_knows_the_truth_are_not_right_because_others_are_hidden():
+    found = open_splits(replace(given_splits(train=labels(0, 1, 2, 0, 1, 2)), labeled=0.5))
+    assert sorted(found.labels.given.tolist())[:3] == [-1, -1, -1]
+    assert found.labels.clean is None
+
+
 def test_recorded_labels_are_learned_if_they_belong_to_the_data(tmp_path):
     given = np.arange(90)[::-1] % 3
     np.savez(tmp_path / "a.npz", given=given, classes=np.array(["0", "1", "2"]))

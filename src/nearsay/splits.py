@@ -220,7 +220,7 @@ def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: 
     order = known[seeds.shuffle(experiment.seed, "labeled choice", 0, known)]
     given = labels.given.clone()
     given[order[max(1, round(experiment.labeled * len(known))) :]] = -1
-    return Labels(given, labels.given if labels.clean is None and noise is None else labels.clean, labels.classes)
+    return Labels(given, labels.clean, labels.classes)
 
 
 def _recorded(path: Path, labels: Labels) -> Tensor:
