@@ -210,6 +210,12 @@ def test_evaluation_agrees_with_what_training_found(run, result):
     assert report["top_5_accuracy"] > report["accuracy"]
 
 
+def test_labels_that_are_hidden_are_not_wrong(tmp_path):
+    call = config.apply_overrides(made(), ["noise=none", "labeled=0.5"])
+    assert train(call.experiment, tmp_path, origin=call.origin)["detection"] is None
+    assert evaluate.evaluate(tmp_path)["detection"] is None
+
+
 def test_held_out_examples_are_of_validation_and_not_of_train(run, result):
     train_report, validation = (evaluate.evaluate(run, split=split) for split in ("train", "validation"))
     assert train_report["num_examples"] == 160

@@ -15,6 +15,7 @@ from nearsay import config, metrics
 from nearsay.core import Dataset, Files, Labels, NoSplit, Predictions, Split
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
 from nearsay.experiment import Experiment
+from nearsay.outcome import wrong_labels
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, RunError
 from nearsay.splits import open_splits
@@ -114,22 +115,14 @@ def _trained_on(folder: Path, predictions: Predictions) -> Predictions:
     return Predictions(*(part[rows] for part in predictions))
 
 
-def _detection(folder: Path, labels: Labels) -> dict[str, float] | None:
+def _detection(folder: Path, labels: Labels) -> dict[str, float | None] | None:
     """How well low confidence in a label of train tells that it is wrong; None where that is unknown."""
     path = folder / "predictions" / "train.safetensors"
     if labels.clean is None or not path.is_file():
         return None
-    predictions = _trained_on(folder, _read_predictions(path))
-    labels = metrics.aligned(labels, predictions)
-    assert labels.clean is not None
-    is_wrong = labels.given != labels.clean
-    if not is_wrong.any() or is_wrong.all():
-        return None
-    scores = metrics.confidence(predictions.logits, labels.given)
-    return {
-        "auroc": metrics.detection_auroc(scores, is_wrong),
-        "average_precision": metrics.average_precision(scores, is_wrong),
-    }
+    seen = _trained_on(folder, _read_predictions(path))
+    found: dict[str, float | None] | None = wrong_labels(seen, labels, seen.indices)["detection"]
+    return found
 
 
 def _dataset_at(path: Path, like: Dataset) -> Dataset:
