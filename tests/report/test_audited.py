@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -85,6 +86,14 @@ def test_the_summary_tells_how_many_are_wrong_what_is_confused_and_what_to_do(qu
     assert "nearsay review 'my run'" in words
     assert "--set relabeled='my run'/cleaned.npz" in words
     assert "Beware" not in words
+
+
+def test_the_share_of_wrong_labels_is_of_those_that_there_are(quick):
+    findings = make_findings(["cat", "dog", "emu"])
+    right = (~findings.is_wrong()).nonzero()[:10, 0]
+    given = findings.audit.given.index_fill(0, right, -1)  # of 15
+    words = read(replace(findings, audit=replace(findings.audit, given=given))).words("In short")
+    assert "3 labels (60.0 %) are wrong" in words
 
 
 def test_an_audit_that_doubts_itself_says_so_at_the_top(quick):

@@ -165,9 +165,10 @@ def _in_words(findings: Findings) -> Markup:
     wrong = findings.is_wrong()
     if wrong is not None and summary["detection"]:
         auroc = summary["detection"]["score"]["auroc"]
+        share = percent_text(wrong[findings.audit.given >= 0].double().mean().item())
         sentences.append(
-            f"Here the truth is known: {int(wrong.sum()):,} labels ({percent_text(wrong.double().mean().item())}) are "
-            f"wrong, and the audit ranks a wrong label below a right one in {percent_text(auroc)} of pairs."
+            f"Here the truth is known: {int(wrong.sum()):,} labels ({share}) are wrong, and the audit ranks a "
+            f"wrong label below a right one in {percent_text(auroc)} of pairs."
         )
     return joined(map(paragraph, sentences))
 
