@@ -167,7 +167,10 @@ def test_predictions_that_do_not_say_whose_they_are_are_refused(run, change):
     path.write_bytes(safetensors.torch.save({**tensors, "indices": wrong[change].contiguous()}))
     with pytest.raises(RunError, match="does not say which of the 400 examples its rows are"):
         audit_run(run, device="cpu", report=False)
+    with pytest.raises(RunError, match="does not say which of the 400 examples its rows are"):
+        propagate(run)
     assert not (run / "audit.csv").exists()
+    assert not (run / "propagated.npz").exists()
 
 
 def test_examples_that_are_not_in_the_table_of_predictions_are_unreadable(run):

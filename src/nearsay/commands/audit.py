@@ -16,6 +16,7 @@ from nearsay import config, metrics, tables
 from nearsay.auditing import Audit, audit
 from nearsay.auditing.pictures import Thumbnails, shrink_each
 from nearsay.commands.corrections import read_corrections
+from nearsay.commands.predictions import read_predictions
 from nearsay.core import Files, Labels, Predictions
 from nearsay.datasets.images import ImageError, decode, why_unreadable
 from nearsay.experiment import Experiment
@@ -62,7 +63,7 @@ def audit_run(
     labels = read_labels(folder)
     experiment = read_experiment(folder)
     with open_run(folder, cure=COPY) as run:  # alone, and without what a killed one has left
-        predictions = _read_predictions(folder, len(labels.classes), len(labels.given))
+        predictions = read_predictions(folder, labels)
         shown = metrics.aligned(labels, predictions)
         place = config.override(experiment, f"machine.device={device}").machine.find_device()
         inputs, absence = _open_inputs(experiment, "train", len(labels.given))
@@ -140,37 +141,6 @@ def _pictures(inputs: Tensor | Files | None, indices: Tensor) -> Tensor | Thumbn
         return shrink_each(np.asarray(decode(path)) for path in paths)
     except (OSError, ImageError):
         return None
-
-
-def _read_predictions(folder: Path, num_classes: int, num_examples: int) -> Predictions:
-    """What the run has said of its training examples, in their order."""
-    path = folder / "predictions" / "train.safetensors"
-    try:
-        path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
-        tensors = safetensors.torch.load_file(path)
-        seen = Predictions(tensors["features"], tensors["logits"], tensors["indices"])
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is missing; train the run to its end first", BAD_DATA) from error
-    except PermissionError:
-        raise
-    except (OSError, SafetensorError, KeyError) as error:
-        raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
-    if seen.logits.ndim != 2 or seen.logits.shape[1] != num_classes or not seen.logits.isfinite().all():
-        shape = tuple(seen.logits.shape)
-        raise RunError(f"{path} has logits {shape} where finite ones of {num_classes} classes should be", BAD_DATA)
-    indices = seen.indices
-    is_whole = indices.dtype == torch.int64 and indices.shape == (len(seen.logits),) == (len(seen.features),)
-    if (
-        not is_whole
-        or len(torch.unique(indices)) < len(indices)
-        or not ((indices >= 0) & (indices < num_examples)).all()
-    ):
-        raise RunError(
-            f"{path} does not say which of the {num_examples} examples its rows are; train again in another folder",
-            BAD_DATA,
-        )
-    order = seen.indices.argsort()
-    return Predictions(*(part[order] for part in seen))
 
 
 def _read_dynamics(folder: Path, indices: Tensor, num_examples: int) -> dict[str, Tensor] | None:

@@ -14,12 +14,12 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
-import safetensors.torch
 from PIL import Image
 from torch import Tensor
 
 from nearsay import config
 from nearsay.commands.audit import Audited, table_bytes
+from nearsay.commands.predictions import read_predictions
 from nearsay.core import Files, Labels
 from nearsay.loading import Inputs
 from nearsay.noise import OpenSet
@@ -127,8 +127,7 @@ def _examples(found: Audited) -> Iterator[Example]:
 
 def _for_cleanlab(folder: Path, found: Audited) -> bytes:
     """Labeled examples alone: cleanlab has no word for those without a label."""
-    tensors = safetensors.torch.load_file(folder / "predictions" / "train.safetensors")
-    logits = tensors["logits"][tensors["indices"].argsort()]
+    logits = read_predictions(folder, read_labels(folder)).logits
     rows = (found.audit.given >= 0).nonzero()[:, 0]
     content = io.BytesIO()
     np.savez(

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from nearsay import metrics
-from nearsay.core import Predictions
+from nearsay.commands.predictions import read_predictions
 from nearsay.propagation import propagate_labels
-from nearsay.run import BAD_DATA, RunError, open_run, write_whole
+from nearsay.run import open_run, write_whole
 from nearsay.trained import read_labels
 
 
@@ -24,15 +22,7 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     and, where the truth is known, how many were right before and are now: the transductive accuracy.
     """
     labels = read_labels(folder)
-    path = folder / "predictions" / "train.safetensors"
-    try:
-        path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
-        seen = Predictions(**safetensors.torch.load_file(path))
-    except PermissionError:
-        raise
-    except (OSError, SafetensorError, TypeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{path} cannot be read ({reason}); train the run to its end first", BAD_DATA) from error
+    seen = read_predictions(folder, labels)
     shown = metrics.aligned(labels, seen)
     scores = propagate_labels(seen.features, shown.given, len(labels.classes), k=k, mu=mu)
     found = scores.argmax(dim=1).where(scores.sum(dim=1) > 0, -1)

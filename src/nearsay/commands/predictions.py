@@ -1,0 +1,42 @@
+"""What a finished run has kept of its training examples: features, logits, and whose they are."""
+
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from nearsay.core import Labels, Predictions
+from nearsay.run import BAD_DATA, RunError
+
+
+def read_predictions(folder: Path, labels: Labels) -> Predictions:
+    """What the run has said of its training examples, in their order; RunError if that is missing or damaged."""
+    num_classes, num_examples = len(labels.classes), len(labels.given)
+    path = folder / "predictions" / "train.safetensors"
+    try:
+        path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
+        tensors = safetensors.torch.load_file(path)
+        seen = Predictions(tensors["features"], tensors["logits"], tensors["indices"])
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing; train the run to its end first", BAD_DATA) from error
+    except PermissionError:
+        raise
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
+    if seen.logits.ndim != 2 or seen.logits.shape[1] != num_classes or not seen.logits.isfinite().all():
+        shape = tuple(seen.logits.shape)
+        raise RunError(f"{path} has logits {shape} where finite ones of {num_classes} classes should be", BAD_DATA)
+    indices = seen.indices
+    is_whole = indices.dtype == torch.int64 and indices.shape == (len(seen.logits),) == (len(seen.features),)
+    if (
+        not is_whole
+        or len(torch.unique(indices)) < len(indices)
+        or not ((indices >= 0) & (indices < num_examples)).all()
+    ):
+        raise RunError(
+            f"{path} does not say which of the {num_examples} examples its rows are; train again in another folder",
+            BAD_DATA,
+        )
+    order = indices.argsort()
+    return Predictions(*(part[order] for part in seen))
