@@ -506,6 +506,8 @@ def test_the_columns_are_those_that_users_know():
     assert columns["status"] == ["ok", "unlabeled", "ok"]
     assert [each[:2] for each in json.loads(columns["neighbors"][0])] == [[20, None], [30, "b"]]
     assert {"is_label_issue", "predicted_probability", "duplicate_group", "ood_score"} <= columns.keys()
+    del columns["neighbors"]
+    assert found.to_columns([10, 20, 30], with_neighbors=False) == columns
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is no part of the core")

@@ -87,11 +87,17 @@ class Audit:
             for cell, num in zip(found[order].tolist(), counts[order].tolist(), strict=True)
         ]
 
-    def to_columns(self, indices: Sequence[int] | None = None) -> dict[str, list[Cell]]:
-        """Columns for `nearsay.tables`, a row for each example; `indices` are its numbers, by default its positions."""
+    def to_columns(self, indices: Sequence[int] | None = None, *, with_neighbors: bool = True) -> dict[str, list[Cell]]:
+        """Columns for `nearsay.tables`, a row for each example; `indices` are its numbers, by default its positions.
+
+        Nearly all of the time goes into the column of neighbors, which may be left out.
+        """
         names = list(range(len(self.given))) if indices is None else list(indices)
         nothing: list[Cell] = [None] * len(names)
         is_labeled = self.given >= 0
+        near = {}
+        if with_neighbors:
+            near["neighbors"] = nothing if self.evidence is None else self._neighbors(self.evidence, names)
         return {
             "index": list(names),
             "given_label": self._named(self.given),
@@ -99,7 +105,7 @@ class Audit:
             "predicted_probability": _rounded(self.suggested.probabilities),
             "label_score": _rounded(self.scores),
             "is_label_issue": list(self.is_issue.tolist()),
-            "neighbors": nothing if self.evidence is None else self._neighbors(self.evidence, names),
+            **near,
             "duplicate_group": nothing if self.evidence is None else _numbered(self.evidence.groups),
             "ood_score": nothing if self.ood_scores is None else _rounded(self.ood_scores),
             "status": ["ok" if each else "unlabeled" for each in is_labeled.tolist()],

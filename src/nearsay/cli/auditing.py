@@ -152,7 +152,7 @@ def _hand_over(run: Path, found: "Audited", tools: list[Tool]) -> list[str]:
 
 def _print_suspects(found: "Audited", num: int) -> None:
     """The most suspicious labels, by the names of their files where they have some."""
-    columns = found.audit.to_columns(found.indices.tolist())
+    columns = found.audit.to_columns(found.indices.tolist(), with_neighbors=False)
     who = "index"
     if found.paths is not None:
         who, columns = "path", {**columns, "path": list(found.paths)}

@@ -119,7 +119,7 @@ def labeling_interface(classes: Sequence[str]) -> str:
 
 
 def _examples(found: Audited) -> Iterator[Example]:
-    columns = found.audit.to_columns(found.indices.tolist())
+    columns = found.audit.to_columns(found.indices.tolist(), with_neighbors=False)
     names = ("index", "given_label", "predicted_label", "predicted_probability", "label_score", "is_label_issue")
     for cells in zip(*(columns[name] for name in names), strict=True):
         yield Example._make(cells)
