@@ -16,8 +16,12 @@ from nearsay.commands import audit as command
 from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
 from nearsay.commands.propagate import propagate
-from nearsay.datasets import Manifest
+from nearsay.datasets import Manifest, Toy
+from nearsay.experiment import Experiment
+from nearsay.models import MLP
+from nearsay.noise import OpenSet
 from nearsay.run import RunError, write_whole
+from nearsay.splits import open_splits
 from nearsay.tables import TableError
 from nearsay.train import train
 from nearsay.trained import read_labels
@@ -171,6 +175,14 @@ def test_predictions_that_do_not_say_whose_they_are_are_refused(run, change):
         propagate(run)
     assert not (run / "audit.csv").exists()
     assert not (run / "propagated.npz").exists()
+
+
+def test_the_images_of_open_set_noise_are_those_that_the_network_saw():
+    both = {"backbone": MLP(hidden=(4,)), "normalize": None}
+    experiment = Experiment(data=Toy(num_train=40), outside=Toy(num_train=40, seed=1), noise=OpenSet(rate=0.5), **both)
+    inputs, _ = command._open_inputs(experiment, "train", 40)
+    assert inputs.equal(open_splits(experiment).inputs)
+    assert int((inputs != experiment.data.open("train").inputs).any(dim=1).sum()) == 20
 
 
 def test_examples_that_are_not_in_the_table_of_predictions_are_unreadable(run):

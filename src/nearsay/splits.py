@@ -45,12 +45,9 @@ class Splits(NamedTuple):
 
 def open_splits(experiment: Experiment) -> Splits:
     """Open all splits and make the noise, once; ValueError says what does not fit."""
-    inputs, labels = experiment.data.open("train")
-    if not len(labels.given):
+    inputs, pure = open_train(experiment)
+    if not len(pure.given):
         raise ValueError("the train split has no examples; there is nothing to learn from")
-    pure = labels
-    if isinstance(experiment.noise, OpenSet):
-        inputs = _replaced(experiment, inputs, labels)
     labels = _noisy(experiment, experiment.noise, pure, inputs)
     if not (labels.given >= 0).any():
         raise ValueError("no example of the train split has a label; there is nothing to learn from")
@@ -88,6 +85,14 @@ def open_splits(experiment: Experiment) -> Splits:
             raise ValueError(f"noise_per_network=True cannot draw {experiment.noise} again, which has no seed")
         other = _noisy(experiment, replace(experiment.noise, seed=seed + 1), pure, inputs).given  # type: ignore[type-var]
     return Splits(inputs, labels, train, held_out, judged, other, notes)
+
+
+def open_train(experiment: Experiment) -> Split:
+    """What a network sees of the train split, with the images that open-set noise puts in; labels before noise."""
+    inputs, labels = experiment.data.open("train")
+    if isinstance(experiment.noise, OpenSet) and len(labels.given):
+        inputs = _replaced(experiment, experiment.noise, inputs, labels)
+    return Split(inputs, labels)
 
 
 def select(inputs: Inputs, rows: Tensor) -> Inputs:
@@ -271,15 +276,14 @@ def _truth(labels: Labels, wish: str) -> Tensor:
     return labels.clean if wish == "clean" and labels.clean is not None else labels.given
 
 
-def _replaced(experiment: Experiment, inputs: Inputs, labels: Labels) -> Tensor:
+def _replaced(experiment: Experiment, noise: OpenSet, inputs: Inputs, labels: Labels) -> Tensor:
     """The inputs with those of open-set noise put in."""
-    assert isinstance(experiment.noise, OpenSet)
     if experiment.outside is None:
         raise ValueError("open-set noise needs outside=, the data set that its images come from")
     foreign = experiment.outside.open("train").inputs
     if not isinstance(inputs, Tensor) or not isinstance(foreign, Tensor) or inputs.shape[1:] != foreign.shape[1:]:
         raise ValueError("open-set noise needs two data sets of arrays with one shape, such as CIFAR-10 and CIFAR-100")
-    places, chosen = experiment.noise.replacements(labels, len(foreign))
+    places, chosen = noise.replacements(labels, len(foreign))
     inputs = inputs.clone()
     inputs[places] = foreign[chosen]
     return inputs

@@ -22,6 +22,7 @@ from nearsay.datasets.images import ImageError, decode, why_unreadable
 from nearsay.experiment import Experiment
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
+from nearsay.splits import open_train
 from nearsay.tables import Cell
 from nearsay.trained import read_labels, read_origin
 
@@ -122,7 +123,7 @@ def read_experiment(folder: Path) -> Experiment:
 def _open_inputs(experiment: Experiment, split: str, num: int | None) -> tuple[Tensor | Files | None, str]:
     """What the network saw of a split; None, and why, where that cannot be found or is not of `num` examples."""
     try:
-        inputs = experiment.data.open(split).inputs
+        inputs = (open_train(experiment) if split == "train" else experiment.data.open(split)).inputs
     except (OSError, ValueError, ImportError) as error:
         return None, str(error).splitlines()[0] if str(error) else type(error).__name__
     if num not in (None, len(inputs)):

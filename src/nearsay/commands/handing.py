@@ -22,9 +22,8 @@ from nearsay.commands.audit import Audited, table_bytes
 from nearsay.commands.predictions import read_predictions
 from nearsay.core import Files, Labels
 from nearsay.loading import Inputs
-from nearsay.noise import OpenSet
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
-from nearsay.splits import open_splits
+from nearsay.splits import open_train
 from nearsay.trained import read_labels, read_origin
 
 Tool = Literal["cleanlab", "fiftyone", "label-studio"]
@@ -219,9 +218,7 @@ def _images(folder: Path, found: Audited) -> Inputs:
     """What the examples look like; ValueError where they are no images, or not to be found any more."""
     experiment = config.from_origin(read_origin(folder)).experiment
     try:
-        inputs = experiment.data.open("train").inputs
-        if isinstance(experiment.noise, OpenSet):  # which has put other images in
-            inputs = open_splits(experiment).inputs
+        inputs = open_train(experiment).inputs
     except (OSError, ValueError, ImportError) as error:
         raise RunError(f"the images of {folder} cannot be found: {error}", BAD_DATA) from error
     if isinstance(inputs, Tensor) and (inputs.ndim != 4 or inputs.shape[1] not in (1, 3)):

@@ -15,8 +15,7 @@ from nearsay import config
 from nearsay.core import Files
 from nearsay.datasets.images import ImageError, decode
 from nearsay.experiment import Experiment
-from nearsay.noise import OpenSet
-from nearsay.splits import digest_inputs, open_splits, recorded_digest
+from nearsay.splits import digest_inputs, open_train, recorded_digest
 from nearsay.trained import read_origin
 
 LARGE, SMALL = 1024, 160  # pixels of the longer side, at most
@@ -76,7 +75,7 @@ def open_source(folder: Path, num: int) -> Source:
         if "recipe" not in origin:
             return Source(None, "The run was trained from Python, so there are no pictures to show.", {})
         experiment = config.from_origin(origin).experiment
-        inputs = _open(experiment)
+        inputs = open_train(experiment).inputs
         extra = _extra(experiment, num)
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -91,12 +90,6 @@ def open_source(folder: Path, num: int) -> Source:
     if (isinstance(inputs, Tensor) or num <= _MANY) and _has_changed(folder, inputs):
         note = "The data is not what it was when the run was trained; a picture may be another than the one judged."
     return Source(inputs, note, extra)
-
-
-def _open(experiment: Experiment) -> Tensor | Files:
-    if isinstance(experiment.noise, OpenSet):  # which puts other images in
-        return open_splits(experiment).inputs
-    return experiment.data.open("train").inputs
 
 
 def _extra(experiment: Experiment, num: int) -> dict[str, Sequence[str | None]]:
