@@ -10,24 +10,22 @@ from nearsay.run import write_whole
 
 def write_results(folder: Path, page: Path) -> list[Path]:
     """Write the page of the records in `folder`, and the queue into it; returns what has changed."""
-    stale = stale_files(folder, page)
-    contents = _contents(folder, page)
-    for path in stale:
+    stale = _stale(folder, page)
+    for path, content in stale.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, contents[path].encode())
-    return stale
+        write_whole(path, content)
+    return list(stale)
 
 
 def stale_files(folder: Path, page: Path) -> list[Path]:
     """Which of the files are not as the records would make them; ValueError if `folder` is none."""
+    return list(_stale(folder, page))
+
+
+def _stale(folder: Path, page: Path) -> dict[Path, bytes]:
+    """What the files should hold that are not as the records would make them."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder of results; give the one that benchmarks/cifar.py take writes into")
-    return [
-        path
-        for path, content in _contents(folder, page).items()
-        if not path.is_file() or path.read_bytes() != content.encode()
-    ]
-
-
-def _contents(folder: Path, page: Path) -> dict[Path, str]:
-    return {page: make_page(folder), folder / FILE: write_queue(queue(), unchanged(read_records(folder)))}
+    contents = {page: make_page(folder), folder / FILE: write_queue(queue(), unchanged(read_records(folder)))}
+    wanted = {path: text.encode() for path, text in contents.items()}
+    return {path: content for path, content in wanted.items() if not path.is_file() or path.read_bytes() != content}
