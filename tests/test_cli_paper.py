@@ -25,6 +25,8 @@ def test_labels_are_propagated_and_learned(finished, tmp_path, capsys):
     assert cli.main(["propagate", str(finished), "--json", "--out", str(tmp_path / "other.npz")]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == str(tmp_path / "other.npz")
     assert (tmp_path / "other.npz").is_file()
+    assert cli.main(["propagate", str(finished), "--out", str(tmp_path / "my labels.npz")]) == 0
+    assert f"--set 'relabeled={tmp_path}/my labels.npz'" in capsys.readouterr().out
 
 
 def test_every_recipe_takes_a_share_of_labels_to_keep(tmp_path, capsys):

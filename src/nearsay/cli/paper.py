@@ -1,6 +1,7 @@
 """Verbs around the paper: its tables and figures, label propagation, and whether its data is whole."""
 
 import math
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -82,7 +83,8 @@ def propagate(
         rows += [["right before", percent(report["accuracy_before"])]]
         rows += [["right now (transductive accuracy)", percent(report["accuracy_after"])]]
     print_table(make_table(("label propagation", ""), rows))
-    print(f"The labels are in {report['file']}; learn them with --set relabeled={report['file']}")
+    change = shlex.quote(f"relabeled={report['file']}")
+    print(f"The labels are in {report['file']}; learn them with --set {change}")
 
 
 def check(

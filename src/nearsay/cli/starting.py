@@ -1,5 +1,6 @@
 """Verbs to start with, before a first training: recipes, data get, doctor and demo."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -94,6 +95,7 @@ def _print_report_of_demo(runs: "Sequence[Demonstrated]", target: Path, title: s
         print(f"Curves and more: {write_report([each.folder for each in runs], target, title=title)}")
     except ImportError as error:
         print(f"note: no report: {error}", file=sys.stderr)
-    print(f"Try next: nearsay evaluate {runs[-1].folder} (how sure it is, and how well it finds the wrong labels)")
+    name = shlex.quote(str(runs[-1].folder))
+    print(f"Try next: nearsay evaluate {name} (how sure it is, and how well it finds the wrong labels)")
     print("          nearsay train digits method=elr noise=0.6 (another method, more noise)")
     print("          nearsay recipes (other data, and your own)")
