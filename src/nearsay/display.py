@@ -1,7 +1,10 @@
-"""What a run in progress tells whoever shows it."""
+"""What a run in progress tells whoever shows it, and text of other people made fit to be shown."""
 
+import unicodedata
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
+
+_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # make text read as what it is not
 
 
 class Progress(NamedTuple):
@@ -57,3 +60,8 @@ class Silent:
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Nothing."""
+
+
+def plain(text: str) -> str:
+    """The text without what cannot be encoded, commands a terminal, begins a line or turns the direction of reading."""
+    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _TURNING else c for c in text)

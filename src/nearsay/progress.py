@@ -1,7 +1,6 @@
 """What a training shows while it runs: bars on a terminal, a line per epoch elsewhere, or nothing; then a summary."""
 
 import sys
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nearsay.display import Progress
+from nearsay.display import Progress, plain
 
 _FACTS = ("epoch", "step", "rate")  # of a line of the log; the rest are terms of the loss, accuracies and the like
-_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # make text read as what it is not
 AnyDisplay = Union["Quiet", "Lines", "Bars", "Events"]
 
 
@@ -195,7 +193,7 @@ def make_table(headers: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Ta
     for number, header in enumerate(headers):
         table.add_column(header, justify="right" if number and any(headers) else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*map(_harmless, row))
+        table.add_row(*map(plain, row))
     return table
 
 
@@ -220,12 +218,6 @@ def summarize(result: Mapping[str, Any]) -> Table:
         if any(value is not None for value in values):
             table.add_row(name, *map(percent, values))
     return table
-
-
-def _harmless(text: str) -> str:
-    """Text of other people without what would command the terminal, begin a line or turn the direction of reading."""
-    is_odd = (unicodedata.category(letter) in ("Cc", "Cs") or letter in _TURNING for letter in text)
-    return "".join("\ufffd" if odd else letter for odd, letter in zip(is_odd, text, strict=True))
 
 
 def percent(share: float | None) -> str:

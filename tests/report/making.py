@@ -8,12 +8,13 @@ from nearsay.auditing import audit
 from nearsay.core import Files, Labels
 from nearsay.datasets import images
 from nearsay.datasets.images import ImageError
+from nearsay.display import plain
 from nearsay.metrics import confidence
 from nearsay.noise import describe
 from nearsay.report import audited
 from nearsay.report.comparison import Comparison
 from nearsay.report.findings import Findings
-from nearsay.report.folders import FinishedRun, plain
+from nearsay.report.folders import FinishedRun
 from nearsay.report.groups import group_runs
 
 SIZE = 5  # examples of a class, the last of which carries the label of the next class

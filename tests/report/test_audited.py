@@ -15,8 +15,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from nearsay.core import Files
+from nearsay.display import plain
 from nearsay.report import audited, charts
-from nearsay.report.folders import plain
 from nearsay.report.mapping import MOST_POINTS, choose_points, place
 from nearsay.report.pictures import SIDE, Album
 from report.making import PAYLOADS, make_findings, render_with

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nearsay.report.folders import plain, read_run
+from nearsay.display import plain
+from nearsay.report.folders import read_run
 from nearsay.report.groups import Group, group_runs
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nearsay.auditing import Audit
 from nearsay.core import Files
+from nearsay.display import plain
 from nearsay.report.comparison import Comparison
-from nearsay.report.folders import plain
 from nearsay.report.pictures import Album
 
 UNNAMED = "no label"

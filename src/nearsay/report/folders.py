@@ -2,7 +2,6 @@
 
 import json
 import math
-import unicodedata
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nearsay.core import Labels, Predictions
+from nearsay.display import plain
 from nearsay.metrics import aligned, confidence
 from nearsay.noise import Realized, describe
 
 CURE = "train the run again, or leave it out"
-_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # make text read as what it is not
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,11 +80,6 @@ def read_run(path: Path) -> FinishedRun:
         trust=trust,
         noise=describe(labels),
     )
-
-
-def plain(text: str) -> str:
-    """The text without characters that cannot be encoded, do not print, or turn the direction of reading."""
-    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _TURNING else c for c in text)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nearsay import __version__
+from nearsay.display import plain
 from nearsay.report.comparison import compare
-from nearsay.report.folders import plain
 from nearsay.report.markup import Section
 from nearsay.report.sections import SECTIONS
 

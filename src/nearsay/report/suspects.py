@@ -6,9 +6,9 @@ from markupsafe import Markup
 
 from nearsay.core import Files
 from nearsay.datasets.images import why_unreadable
+from nearsay.display import plain
 from nearsay.report.comparison import counted
 from nearsay.report.findings import UNNAMED, Findings, percent_text, picture, score_text
-from nearsay.report.folders import plain
 from nearsay.report.markup import Section, joined, paragraph, table
 
 MOST_SUSPECTS = 100
