@@ -172,8 +172,7 @@ def _is_export(path: Path) -> bool:
 
 
 def _signature(trained: Trained, origin: Mapping[str, Any]) -> _Signature:
-    wants_images = any(isinstance(each, nn.Conv2d) for each in trained.networks[0].modules())
-    if not wants_images:
+    if not trained.wants_images:
         return _Signature(torch.zeros(2, origin["num_inputs"]), {0: Dim.DYNAMIC}, None)
     view = find_view(trained.experiment, origin)
     # Networks of timm may know the places of an image; ours take the mean over them, whatever their number.
@@ -258,7 +257,6 @@ def _facts(trained: Trained, signature: _Signature) -> dict[str, Any]:
 def _card(trained: Trained, origin: Mapping[str, Any], result: Mapping[str, Any] | None, format: Format) -> str:
     """The model card; what users named stands in it only inside JSON, where it cannot be mistaken for markup."""
     experiment, labels = trained.experiment, trained.labels
-    wants_images = any(isinstance(each, nn.Conv2d) for each in trained.networks[0].modules())
     choices = {
         name: _without_folders(to_tree(getattr(experiment, name))) for name in ("noise", "objective", "backbone")
     }
@@ -268,7 +266,7 @@ def _card(trained: Trained, origin: Mapping[str, Any], result: Mapping[str, Any]
         [
             "---",
             f"library_name: {'timm' if _timm_classifier(trained) and format == 'safetensors' else 'nearsay'}",
-            f"pipeline_tag: {'image-classification' if wants_images else 'tabular-classification'}",
+            f"pipeline_tag: {'image-classification' if trained.wants_images else 'tabular-classification'}",
             "tags: [noisy-labels, neighbor-consistency]",
             "---",
             "# Model card",

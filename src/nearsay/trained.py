@@ -6,11 +6,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Conv2d, Module
 
 from nearsay import config
 from nearsay.core import Files, Labels
@@ -31,6 +30,11 @@ class Trained(NamedTuple):
     networks: list[Module]  # in evaluation mode, on the CPU
     experiment: Experiment
     labels: Labels  # that were learned
+
+    @property
+    def wants_images(self) -> bool:
+        """Whether the networks take images, and not features."""
+        return any(isinstance(each, Conv2d) for each in self.networks[0].modules())
 
 
 class View(NamedTuple):
@@ -237,13 +241,12 @@ def _array_shape(inputs: Inputs) -> list[int] | None:
 
 
 def _check_inputs(inputs: Inputs, trained: Trained, num_inputs: int) -> None:
-    wants_images = any(isinstance(each, torch.nn.Conv2d) for each in trained.networks[0].modules())
     if isinstance(inputs, Files) or inputs.ndim == 4:
-        if not wants_images:
+        if not trained.wants_images:
             raise ValueError(
                 f"{len(inputs)} images do not fit: this run was trained on features; give an array of them"
             )
-    elif wants_images:
+    elif trained.wants_images:
         raise ValueError(f"features {tuple(inputs.shape)} do not fit: this run was trained on images; give those")
     elif inputs.shape[1] != num_inputs:
         told = f"this run was trained on rows of {num_inputs}; give as many, made in the same way"
