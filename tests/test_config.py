@@ -22,6 +22,7 @@ from nearsay.config import (
     from_origin,
     override,
     recipe_names,
+    substantial,
     to_tree,
 )
 from nearsay.noise import Recorded
@@ -430,6 +431,12 @@ def test_trees_differ_exactly_where_values_do():
 def test_what_cannot_be_written_down_is_refused(value):
     with pytest.raises(ConfigError, match="cannot be written down; make"):
         to_tree(value)
+
+
+def test_one_more_item_of_a_list_makes_another_experiment_and_a_new_field_that_is_off_does_not():
+    harmless = ["init: 1, not 2", "teacher: not there, but null", "augment.second.0.share: not there, but 0.0"]
+    others = ["augment.second.1: not there, but 0", "initial: 1, not 2", "teacher: not there, but 1"]
+    assert substantial([*harmless, *others], ("data.path", "init")) == others
 
 
 def test_differences_name_the_field_and_both_values():

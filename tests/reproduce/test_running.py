@@ -10,7 +10,7 @@ import torch
 
 from nearsay.config import ConfigError
 from nearsay.core import Files, Labels, NoSplit, Split
-from nearsay.reproduce import NAMES, reproduce, running, runs
+from nearsay.reproduce import NAMES, reproduce, running
 from nearsay.reproduce.cells import call
 from nearsay.reproduce.plans import plan
 from nearsay.run import RunError
@@ -79,12 +79,6 @@ def test_the_ablation_goes_on_with_what_it_found_best(out):
         assert "Stand-in: toy data for CIFAR-10. Runs: n = 1 per point, seed 0." in text
         assert "e, start of NCR (epochs, of 5)" in text
         assert "deviations" not in text  # one seed has none
-
-
-def test_one_more_item_of_a_list_makes_another_experiment_and_a_new_field_that_is_off_does_not():
-    harmless = ["init: 1, not 2", "teacher: not there, but null", "augment.second.0.share: not there, but 0.0"]
-    assert all(runs._HARMLESS.match(each) for each in harmless)
-    assert not runs._HARMLESS.match("augment.second.1: not there, but 0")
 
 
 def test_the_ablation_chooses_no_value_before_all_of_its_stage_are_run(tmp_path):

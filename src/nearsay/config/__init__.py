@@ -7,7 +7,7 @@ complaint is a ConfigError of one sentence that says what exists.
 from nearsay.config.calling import Call, apply_overrides, call_recipe, from_origin, recipe_names
 from nearsay.config.fields import override
 from nearsay.config.text import ConfigError
-from nearsay.config.trees import differences, to_tree
+from nearsay.config.trees import differences, substantial, to_tree
 
 __all__ = [
     "Call",
@@ -18,5 +18,6 @@ __all__ = [
     "from_origin",
     "override",
     "recipe_names",
+    "substantial",
     "to_tree",
 ]

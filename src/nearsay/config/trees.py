@@ -6,12 +6,15 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from nearsay.config.text import LONGEST, ConfigError, quoted
+
+_LATER = re.compile(r"(.*\.)?[^.\d][^.]*: not there, but (null|false|0|0\.0)$")
 
 
 def to_tree(value: object) -> Any:
@@ -47,6 +50,19 @@ def differences(tree: Any, other: Any) -> list[str]:
         for some in (tree, other)
     )
     return list(_differences(mine, others, ""))
+
+
+def substantial(found: Iterable[str], places: Collection[str]) -> list[str]:
+    """Those of some `differences` that make another experiment.
+
+    What makes none: `places`, the fields that say where files are, and what later versions can do but was not asked
+    for. A number in the place of a field is that of an item of a list, and one more of those is another experiment.
+    """
+    return [
+        each
+        for each in found
+        if not each.startswith(tuple(f"{place}: " for place in places)) and not _LATER.match(each)
+    ]
 
 
 def _differences(mine: Any, other: Any, where: str) -> Iterator[str]:

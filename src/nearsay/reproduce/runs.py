@@ -1,7 +1,6 @@
 """The folder of runs that all tables and figures share."""
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,9 +11,7 @@ from nearsay import config
 from nearsay.reproduce.cells import Cell
 from nearsay.trained import is_whole, read_result
 
-# Differences that make no other experiment: where files are, and what later versions can do but was not asked for.
-# A number in the place of a field is that of an item of a list, and one more of those is another experiment.
-_HARMLESS = re.compile(r"(data\.path|init): |(.*\.)?[^.\d][^.]*: not there, but (null|false|0|0\.0)$")
+_PLACES = ("data.path", "init")  # fields that say where files are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +80,7 @@ def _check_same(folder: Path, cell: Cell) -> None:
         changed = config.differences(record["experiment"], now)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise config.ConfigError(f"{folder} cannot be used ({error}); move it away, and it is trained again") from error
-    if changed := [each for each in changed if not _HARMLESS.match(each)]:
+    if changed := config.substantial(changed, _PLACES):
         raise config.ConfigError(
             f"{folder} holds another experiment ({'; '.join(changed[:5])}); move it away, and it is trained again"
         )

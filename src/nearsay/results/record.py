@@ -25,11 +25,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # what every record has
 _ACCURACIES = ("final", "best", "last_10")
 _DETECTIONS = ("auroc", "average_precision")
 _NAME = re.compile(r"[\w+][\w+.-]*")  # of a file, in the folder and nowhere else
-# Differences that make no other experiment: where files are, and what later versions can do but was not asked for.
-# A number in the place of a field is that of an item of a list, and one more of those is another experiment.
-_HARMLESS = re.compile(
-    r"(data\.path|data\.labels|outside\.path): |(.*\.)?[^.\d][^.]*: not there, but (null|false|0|0\.0)$"
-)
+_PLACES = ("data.path", "data.labels", "outside.path")  # fields that say where files are
 
 
 def make_record(
@@ -111,7 +107,7 @@ def changed_since(record: Record) -> list[str]:
         now = config.to_tree(config.apply_overrides(call, record["overrides"]).experiment)
     except config.ConfigError as error:
         return [str(error)]
-    return [each for each in config.differences(record["experiment"], now) if not _HARMLESS.match(each)]
+    return config.substantial(config.differences(record["experiment"], now), _PLACES)
 
 
 def unchanged(records: Mapping[str, Record]) -> list[str]:
