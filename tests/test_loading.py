@@ -11,6 +11,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from nearsay.augment import PLUS_MINUS_ONE, Augment, Flip, PadCrop, RandomResizedCrop, Views
+from nearsay.augment.draws import make_draws
 from nearsay.core import Files
 from nearsay.loading import Order, Reader, Rows, Stream, finish, is_resident, num_workers, sweep, training_reader
 
@@ -92,6 +93,12 @@ def by_hand(image, box, size=16):
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
+def box_of(crop, height, width, indices, *, seed, epoch, view=0):
+    """The box that is cut from images of one size, or of a size each."""
+    draws = make_draws(crop.num_draws, indices, seed=seed, epoch=epoch, view=view)
+    return crop.box(*(torch.as_tensor(each).expand_as(indices) for each in (height, width)), draws)
+
+
 def test_the_box_that_is_cut_is_that_of_the_crop(files):
     reader = training_reader(files, Augment(transforms=(CROP, Flip())), size=16, seed=5)
     indices = torch.tensor([6, 0, 5, 1])
@@ -100,7 +107,7 @@ def test_the_box_that_is_cut_is_that_of_the_crop(files):
     assert found.dtype == torch.uint8
     for row, index in enumerate(indices.tolist()):
         width, height = SIZES[index]
-        top, left, tall, wide = map(int, CROP.box(height, width, torch.tensor(index), seed=5, epoch=3))
+        top, left, tall, wide = map(int, box_of(CROP, height, width, torch.tensor(index), seed=5, epoch=3))
         assert 0 <= top <= top + tall <= height
         image = Image.open(files.root / files.names[index])
         expected = by_hand(image, (left, top, left + wide, top + tall))
@@ -118,7 +125,7 @@ def test_each_view_has_a_box_of_its_own_and_views_follow_each_other(files):
     assert rows.inputs[:2].equal(
         training_reader(files, Augment(transforms=(CROP,)), size=16, seed=0).read(indices, 0)[1]
     )
-    top, left, tall, across = map(int, wide.box(64, 64, torch.tensor(2), seed=0, epoch=0, view=1))
+    top, left, tall, across = map(int, box_of(wide, 64, 64, torch.tensor(2), seed=0, epoch=0, view=1))
     expected = by_hand(Image.open(files.root / "2.png"), (left, top, left + across, top + tall))
     np.testing.assert_array_equal(rows.inputs[3].permute(1, 2, 0).numpy(), expected)
 

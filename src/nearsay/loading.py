@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from nearsay import seeds
 from nearsay.augment import Augment, RandomResizedCrop, Transform, Views
 from nearsay.augment.draws import make_draws
-from nearsay.augment.geometry import place_box
 from nearsay.core import PADDING, Files
 from nearsay.datasets.images import ImageError, decode
 
@@ -365,7 +364,7 @@ _WATCH = _Watch()
 
 def _cut(image: Image.Image, crop: RandomResizedCrop, draws: Tensor) -> tuple[float, float, float, float]:
     height, width = (torch.tensor(length) for length in (image.height, image.width))
-    top, left, tall, wide = (int(part) for part in place_box(height, width, draws, crop.area, crop.ratio))
+    top, left, tall, wide = (int(part) for part in crop.box(height, width, draws))
     return left, top, left + wide, top + tall
 
 

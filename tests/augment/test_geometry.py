@@ -7,7 +7,7 @@ from scipy.stats import chisquare, kstest
 from torch.nn.functional import interpolate
 from torch.testing import assert_close
 
-from nearsay.augment import Cutout, Flip, PadCrop, RandomResizedCrop, draw_box
+from nearsay.augment import Cutout, Flip, PadCrop, RandomResizedCrop
 from nearsay.augment.draws import make_draws, whole
 
 LARGEST = 1 - 2.0**-24  # draw
@@ -101,6 +101,12 @@ def test_every_pixel_is_equally_often_the_center_of_a_cutout():
     assert chisquare((covered[:, 0] == -1).sum(dim=0).flatten()).pvalue > 1e-3
 
 
+def box_of(crop, height, width, indices, *, seed, epoch, view=0):
+    """The box that is cut from images of one size, or of a size each."""
+    draws = make_draws(crop.num_draws, indices, seed=seed, epoch=epoch, view=view)
+    return crop.box(*(torch.as_tensor(each).expand_as(indices) for each in (height, width)), draws)
+
+
 def box_oracle(height, width, draws, area, ratio):
     """Torchvision's way to a box, one image at a time in Python numbers."""
     for attempt in range(10):
@@ -124,7 +130,8 @@ def box_oracle(height, width, draws, area, ratio):
 )
 def test_boxes_are_those_of_the_scalar_algorithm(height, width, area, ratio):
     indices = torch.arange(200)
-    box = draw_box(height, width, indices, seed=3, epoch=1, area=area, ratio=ratio)
+    crop = RandomResizedCrop(size=8, area=area, ratio=ratio)
+    box = box_of(crop, height, width, indices, seed=3, epoch=1)
     draws = make_draws(22, indices, seed=3, epoch=1).double().tolist()
     assert list(zip(*(each.tolist() for each in box), strict=True)) == [
         box_oracle(height, width, row, area, ratio) for row in draws
@@ -135,7 +142,8 @@ def test_boxes_are_those_of_the_scalar_algorithm(height, width, area, ratio):
 
 def test_boxes_have_uniform_area_log_uniform_shape_and_uniform_place():
     side, num = 10_000, 4000
-    box = draw_box(side, side, torch.arange(num), seed=0, epoch=0, area=(0.1, 0.5))  # every first attempt fits
+    crop = RandomResizedCrop(size=8, area=(0.1, 0.5))  # every first attempt fits
+    box = box_of(crop, side, side, torch.arange(num), seed=0, epoch=0)
     shares = (box.height * box.width).double() / side**2
     assert kstest((shares - 0.1) / 0.4, "uniform").pvalue > 1e-3
     shapes = (box.width.double() / box.height).log() / math.log(4 / 3)
@@ -147,11 +155,11 @@ def test_boxes_have_uniform_area_log_uniform_shape_and_uniform_place():
 def test_a_worker_draws_the_box_of_one_image_as_the_device_draws_those_of_a_batch():
     heights, widths = torch.tensor([32, 480, 1, 900]), torch.tensor([32, 640, 5, 30])
     indices = torch.tensor([5, 2**40 + 1, 7, 0])
-    together = draw_box(heights, widths, indices, seed=1, epoch=2, view=1)
     crop = RandomResizedCrop(size=8)
+    together = box_of(crop, heights, widths, indices, seed=1, epoch=2, view=1)
     for row in range(4):
         height, width = int(heights[row]), int(widths[row])
-        alone = crop.box(height, width, indices[row], seed=1, epoch=2, view=1)
+        alone = box_of(crop, height, width, indices[row], seed=1, epoch=2, view=1)
         assert [int(each) for each in alone] == [int(each[row]) for each in together]
 
 
@@ -163,7 +171,7 @@ def test_a_resized_crop_is_the_resized_box_alone(height, width, size, dtype):
     crop = RandomResizedCrop(size=size, area=(0.05, 1.0))
     resized = crop(images, indices, seed=0, epoch=4, view=1)
     assert resized.dtype == dtype
-    box = crop.box(height, width, indices, seed=0, epoch=4, view=1)
+    box = box_of(crop, height, width, indices, seed=0, epoch=4, view=1)
     for image, result, *where in zip(images, resized, *box, strict=True):
         top, left, rows, columns = map(int, where)
         cut = image[None, :, top : top + rows, left : left + columns].double()
@@ -198,7 +206,6 @@ def test_the_whole_box_at_its_own_size_is_the_image():
         (lambda: RandomResizedCrop(size=8, area=(0.5, 1.5)), r"area \(0.5, 1.5\) must be"),
         (lambda: RandomResizedCrop(size=8, ratio=(0, 1)), r"ratio \(0, 1\) must be"),
         (lambda: RandomResizedCrop(size=8, ratio=(2, 1)), r"ratio \(2, 1\) must be"),
-        (lambda: draw_box(8, 8, torch.arange(2), seed=0, epoch=0, area=(0, 1)), "area"),
         (lambda: Cutout(fill=0.5)(pictures(2), torch.arange(2), seed=0, epoch=0), "fill 0.5 must be a whole number"),
         (lambda: Cutout(fill=-1)(pictures(2), torch.arange(2), seed=0, epoch=0), "fill -1 must be a whole number"),
     ],

@@ -16,7 +16,7 @@ from nearsay.augment.color import (
     Normalize,
 )
 from nearsay.augment.draws import Transform
-from nearsay.augment.geometry import Box, Cutout, Flip, PadCrop, RandomResizedCrop, draw_box
+from nearsay.augment.geometry import Cutout, Flip, PadCrop, RandomResizedCrop
 from nearsay.augment.mixup import Mixup
 from nearsay.augment.strong import RandAugment
 from nearsay.augment.views import Augment, Views
@@ -27,7 +27,6 @@ __all__ = [
     "IMAGENET_COLORS",
     "PLUS_MINUS_ONE",
     "Augment",
-    "Box",
     "ColorJitter",
     "Cutout",
     "Flip",
@@ -38,5 +37,4 @@ __all__ = [
     "RandomResizedCrop",
     "Transform",
     "Views",
-    "draw_box",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from nearsay.augment.draws import make_draws, transform_alone, whole
+from nearsay.augment.draws import transform_alone, whole
 from nearsay.core import check_number, check_whole
 
 _ATTEMPTS = 10  # to find a box inside the image; as many as in torchvision
@@ -107,7 +107,7 @@ class RandomResizedCrop:
 
     `area` is a share of the image, `ratio` width / height, uniform in its logarithm; the released code of the paper
     uses area=(0.05, 1.0). Bilinear without antialiasing: right as long as a box is not much larger than `size`, as when
-    32×32 images stay 32×32. Large images of varying size are better cut by `box` and resized, with antialiasing, in the
+    32×32 images stay 32×32. Large images of varying size are cut by `box` and resized, with antialiasing, in the
     worker that decodes them. It must stand first in its view, so that both ways draw the same box.
     """
 
@@ -119,12 +119,15 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         check_whole("size", self.size, 1)
-        _check_box_law(self.area, self.ratio)
+        if len(self.area) != 2 or not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f"area {self.area!r} must be a smallest and a largest share, above 0 and at most 1")
+        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ValueError(f"ratio {self.ratio!r} must be a smallest and a largest width / height, above 0")
 
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """Images (B, 3, size, size) of the same dtype."""
         heights, widths = (torch.full_like(draws[:, 0], length, dtype=torch.int64) for length in images.shape[2:])
-        box = place_box(heights, widths, draws, self.area, self.ratio)
+        box = self.box(heights, widths, draws)
         centers = torch.arange(self.size, device=images.device) + 0.5
         y, x = (
             (start + centers * (length / self.size)).maximum(start + 0.5).minimum(start + length - 0.5)  # stay inside
@@ -132,40 +135,28 @@ class RandomResizedCrop:
         )  # (B, size) each
         return warp(images, x[:, None, :].expand(-1, self.size, -1), y[:, :, None].expand(-1, -1, self.size))
 
-    def box(
-        self,
-        height: int | Tensor,
-        width: int | Tensor,
-        indices: Tensor,
-        *,
-        seed: int,
-        epoch: int | Tensor,
-        view: int = 0,
-    ) -> Box:
-        """What to cut from images of any size: `draw_box` with this area and ratio."""
-        return draw_box(height, width, indices, seed=seed, epoch=epoch, view=view, area=self.area, ratio=self.ratio)
+    def box(self, height: Tensor, width: Tensor, draws: Tensor) -> Box:
+        """What to cut from images of any size, int64 (...), by `draws` (..., num_draws).
 
-
-def draw_box(
-    height: int | Tensor,
-    width: int | Tensor,
-    indices: Tensor,
-    *,
-    seed: int,
-    epoch: int | Tensor,
-    view: int = 0,
-    area: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Box:
-    """The box that `RandomResizedCrop` cuts from each example; sizes are ints, or int64 of the shape of `indices`.
-
-    Integers by way of float64, so a CPU and a GPU agree. If none of ten attempts fits into the image, it is the largest
-    box in the middle whose shape `ratio` allows, as in torchvision.
-    """
-    _check_box_law(area, ratio)
-    draws = make_draws(2 * _ATTEMPTS + 2, indices, seed=seed, epoch=epoch, view=view)
-    height, width = (size if isinstance(size, Tensor) else torch.full_like(indices, size) for size in (height, width))
-    return place_box(height, width, draws, area, ratio)
+        Integers by way of float64, so a CPU and a GPU agree. If none of ten attempts fits into the image, it is the
+        largest box in the middle whose shape `ratio` allows, as in torchvision.
+        """
+        attempts = draws[..., : 2 * _ATTEMPTS].double()
+        shares, shapes = attempts[..., ::2], attempts[..., 1::2]  # (..., attempts)
+        areas = (self.area[0] + (self.area[1] - self.area[0]) * shares) * (height * width)[..., None]
+        ratios = (math.log(self.ratio[0]) + math.log(self.ratio[1] / self.ratio[0]) * shapes).exp()
+        heights, widths = (areas / ratios).sqrt().round().long(), (areas * ratios).sqrt().round().long()
+        fits = (heights >= 1) & (heights <= height[..., None]) & (widths >= 1) & (widths <= width[..., None])
+        first = fits.to(torch.uint8).argmax(dim=-1, keepdim=True)  # of equals the first
+        middle_height = height.minimum((width.double() / self.ratio[0]).round().long().clamp(min=1))
+        middle_width = width.minimum((height.double() * self.ratio[1]).round().long().clamp(min=1))
+        any_fits = fits.any(dim=-1)
+        heights = torch.where(any_fits, heights.gather(-1, first)[..., 0], middle_height)
+        widths = torch.where(any_fits, widths.gather(-1, first)[..., 0], middle_width)
+        free_rows, free_columns = height - heights, width - widths
+        top = torch.where(any_fits, whole(draws[..., -2], free_rows + 1), free_rows // 2)
+        left = torch.where(any_fits, whole(draws[..., -1], free_columns + 1), free_columns // 2)
+        return Box(top, left, heights, widths)
 
 
 def warp(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -180,28 +171,6 @@ def warp(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return (warped if images.is_floating_point() else warped.round()).to(images.dtype)
 
 
-def place_box(
-    height: Tensor, width: Tensor, draws: Tensor, area: tuple[float, float], ratio: tuple[float, float]
-) -> Box:
-    """The first attempt that lies inside the image, else the middle; `draws` are (..., 2 · attempts + 2)."""
-    attempts = draws[..., : 2 * _ATTEMPTS].double()
-    shares, shapes = attempts[..., ::2], attempts[..., 1::2]  # (..., attempts)
-    areas = (area[0] + (area[1] - area[0]) * shares) * (height * width)[..., None]
-    ratios = (math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * shapes).exp()
-    heights, widths = (areas / ratios).sqrt().round().long(), (areas * ratios).sqrt().round().long()
-    fits = (heights >= 1) & (heights <= height[..., None]) & (widths >= 1) & (widths <= width[..., None])
-    first = fits.to(torch.uint8).argmax(dim=-1, keepdim=True)  # of equals the first
-    middle_height = height.minimum((width.double() / ratio[0]).round().long().clamp(min=1))
-    middle_width = width.minimum((height.double() * ratio[1]).round().long().clamp(min=1))
-    any_fits = fits.any(dim=-1)
-    heights = torch.where(any_fits, heights.gather(-1, first)[..., 0], middle_height)
-    widths = torch.where(any_fits, widths.gather(-1, first)[..., 0], middle_width)
-    free_rows, free_columns = height - heights, width - widths
-    top = torch.where(any_fits, whole(draws[..., -2], free_rows + 1), free_rows // 2)
-    left = torch.where(any_fits, whole(draws[..., -1], free_columns + 1), free_columns // 2)
-    return Box(top, left, heights, widths)
-
-
 def _reflect(places: Tensor, length: int) -> Tensor:
     """Places on an endless line, folded into [0, length) at its ends, which are not repeated."""
     period = max(2 * (length - 1), 1)
@@ -211,10 +180,3 @@ def _reflect(places: Tensor, length: int) -> Tensor:
 
 def _inside(places: Tensor, length: int) -> Tensor:
     return (places >= 0) & (places < length)
-
-
-def _check_box_law(area: tuple[float, float], ratio: tuple[float, float]) -> None:
-    if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
-        raise ValueError(f"area {area!r} must be a smallest and a largest share, above 0 and at most 1")
-    if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < math.inf:
-        raise ValueError(f"ratio {ratio!r} must be a smallest and a largest width / height, above 0")
