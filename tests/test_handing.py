@@ -205,8 +205,8 @@ def test_issues_become_tasks_the_most_suspicious_first(handed, photos):
         address = urlsplit(task["data"]["image"])
         assert (address.scheme, address.path) == ("", "/data/local-files/")
         [below] = parse_qs(address.query, strict_parsing=True)["d"]
-        assert (photos / "images" / below).is_file()
-        assert below.startswith(labels.classes[number])
+        assert (photos / below).is_file()  # the document root is beside the data, as the storage must be below it
+        assert below.startswith(f"images/{labels.classes[number]}")
         assert task["data"]["given_label"] == labels.classes[number]
         [prediction] = task["predictions"]
         [result] = prediction["result"]
@@ -283,7 +283,10 @@ def test_the_same_run_is_handed_over_in_the_same_bytes(handed, capsys):
     assert cli.main(["audit", str(handed), "--k", "4", *words]) == 0
     said = capsys.readouterr().out
     assert all(f"Wrote {handed / name}" in said for name in names)
-    assert f"LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {handed.parent / 'images'}" in said
+    assert (
+        f"LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {handed.parent}\nand {handed.parent / 'images'} is a source storage"
+        in said
+    )
     assert [(handed / name).read_bytes() for name in names] == before
 
 

@@ -146,7 +146,8 @@ def _hand_over(run: Path, found: "Audited", tools: list[Tool]) -> list[str]:
     done = hand_over(run, found, [tool.value for tool in tools])
     told = [f"Wrote {path}" for path in done.files]
     if done.root is not None and Tool.LABEL_STUDIO in tools:
-        told.append(f"Label Studio shows the images if LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {done.root}")
+        told.append(f"Label Studio shows the images if LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {done.root.parent}")
+        told.append(f"and {done.root} is a source storage of the project (Local Files).")
     return told
 
 

@@ -6,6 +6,7 @@ Any stands for JSON.
 import base64
 import io
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -70,8 +71,7 @@ def hand_over(folder: Path, found: Audited, tools: Sequence[Tool]) -> Handed:
             contents["audit-label-studio.xml"] = labeling_interface(found.audit.classes).encode()
         for name, content in contents.items():
             write_whole(run.path / name, content)
-    root = inputs.root.absolute() if isinstance(inputs, Files) else None
-    return Handed(tuple(folder / name for name in contents), root)
+    return Handed(tuple(folder / name for name in contents), _root(inputs) if isinstance(inputs, Files) else None)
 
 
 def read_label_studio(folder: Path, path: Path) -> Path:
@@ -188,12 +188,15 @@ def _for_fiftyone(folder: Path, found: Audited, inputs: Inputs) -> bytes:
 
 
 def _for_label_studio(found: Audited, inputs: Inputs) -> bytes:
-    """Tasks with our suggestion as a prediction; files by their path below the root of the data, arrays as images."""
+    """Tasks with our suggestion as a prediction; files by their path from beside their folder, arrays as images.
+
+    From beside it, since Label Studio serves what is in a storage, and a storage must be below its document root.
+    """
     issues = [example for example in _examples(found) if example.is_issue]
     tasks = []
     for example in sorted(issues, key=lambda each: (1.0 if each.quality is None else each.quality, each.number)):
         if isinstance(inputs, Files):
-            image = f"/data/local-files/?d={quote(inputs.names[example.number])}"
+            image = f"/data/local-files/?d={quote(f'{_root(inputs).name}/{inputs.names[example.number]}')}"
         else:
             image = f"data:image/png;base64,{base64.b64encode(_png(inputs[example.number])).decode()}"
         data = {
@@ -226,6 +229,11 @@ def _images(folder: Path, found: Audited) -> Inputs:
     if len(found.indices) and int(found.indices.max()) >= len(inputs):
         raise RunError(f"the data of {folder} has {len(inputs)} examples now, fewer than were audited", BAD_DATA)
     return inputs
+
+
+def _root(files: Files) -> Path:
+    """The folder of the data, by a name of its own."""
+    return Path(os.path.abspath(files.root))
 
 
 def _png(image: Tensor) -> bytes:
