@@ -13,10 +13,10 @@ import torch
 import toy
 
 import nearsay
-from nearsay import config
 from nearsay.experiment import Experiment
 from nearsay.optim import SGD
 from nearsay.train import train
+from nearsay.trained import open_trained
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -136,12 +136,14 @@ def test_the_data_set_and_the_backbone_of_the_contributors_guide_train(tmp_path)
     assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.9
 
 
-def test_the_recipe_of_the_training_page_trains(tmp_path):
-    [shown] = blocks(read("docs/train.md"), "python")
-    path = tmp_path / "my_recipe.py"
-    path.write_text(shown, "utf-8")
-    call = config.apply_overrides(config.call_recipe(str(path), ["hidden=32"]), ["epochs=6"])
-    assert train(call.experiment, tmp_path / "run", origin=call.origin)["accuracy"]["test"]["final"] > 0.5
+def test_the_recipe_of_the_training_page_trains(tmp_path, monkeypatch):
+    recipe, called = blocks(read("docs/train.md"), "python")
+    (tmp_path / "my_recipe.py").write_text(recipe, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(called, names)
+    assert names["result"]["accuracy"]["test"]["final"] > 0.9
+    assert open_trained(tmp_path / "runs" / "mine").experiment == names["call"].experiment
 
 
 def test_the_code_of_the_audit_page_runs(capsys):

@@ -47,7 +47,7 @@ class NotFinite(RuntimeError):
 
 def train(
     experiment: Experiment,
-    folder: Path,
+    folder: str | Path,
     *,
     origin: Mapping[str, Any] | None = None,
     display: Display | None = None,
@@ -56,6 +56,7 @@ def train(
 
     `origin` is what `config` calls the experiment by, so that other commands can make it again.
     """
+    folder = Path(folder)
     display = display if display is not None and dist.env_rank() == 0 else Silent()
     machine = experiment.machine
     device = machine.find_device(dist.local_rank())

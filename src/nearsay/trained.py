@@ -66,6 +66,18 @@ def read_origin(folder: Path) -> Mapping[str, Any]:
     return found
 
 
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment of a run that was started by a recipe; RunError if it was not."""
+    origin = read_origin(folder)
+    if "recipe" not in origin:
+        raise RunError(
+            f"{folder} was trained from Python, not by a recipe, so its data and network cannot be made again; give "
+            "train the origin= of config.call_recipe, or the arrays of the run to nearsay.audit",
+            BAD_DATA,
+        )
+    return config.from_origin(origin).experiment
+
+
 def read_labels(folder: Path) -> Labels:
     """The labels that were learned in a run."""
     try:
@@ -76,12 +88,7 @@ def read_labels(folder: Path) -> Labels:
 
 def open_trained(folder: Path) -> Trained:
     """The networks of a finished run with their weights; RunError says what is missing."""
-    origin = read_origin(folder)
-    if "recipe" not in origin:
-        raise RunError(
-            f"{folder} was trained from Python, not by a recipe, so its network cannot be made again", BAD_DATA
-        )
-    experiment = config.from_origin(origin).experiment
+    origin, experiment = read_origin(folder), read_experiment(folder)
     labels = read_labels(folder)
     weights = _read_weights(folder / "model.safetensors")
     networks = []

@@ -24,7 +24,7 @@ from nearsay.progress import percent
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.splits import open_train
 from nearsay.tables import Cell
-from nearsay.trained import read_labels, read_origin
+from nearsay.trained import read_experiment, read_labels
 
 RECALLS = (0.8, 0.9, 0.95)  # of the wrong labels, for which the summary says how many to review
 DOUBTFUL = 0.4  # estimated share of wrong labels above which the network is to be doubted as well
@@ -108,16 +108,6 @@ def table_bytes(columns: Mapping[str, Sequence[Cell]], ending: str, *, for_sprea
         path = Path(folder) / f"table{ending}"
         tables.write(path, columns, for_spreadsheet=for_spreadsheet)
         return path.read_bytes()
-
-
-def read_experiment(folder: Path) -> Experiment:
-    """The experiment of a run that was started by a recipe; RunError if it was not."""
-    origin = read_origin(folder)
-    if "recipe" not in origin:
-        raise RunError(
-            f"{folder} was trained from Python, not by a recipe; give its arrays to nearsay.auditing.audit", BAD_DATA
-        )
-    return config.from_origin(origin).experiment
 
 
 def _open_inputs(experiment: Experiment, split: str, num: int | None) -> tuple[Tensor | Files | None, str]:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from nearsay import tables
-from nearsay.commands.audit import file_names, read_doubt, read_experiment, table_bytes
+from nearsay.commands.audit import file_names, read_doubt, table_bytes
 from nearsay.commands.corrections import read_corrections
 from nearsay.core import Labels, check_number
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.tables import Cell
-from nearsay.trained import read_labels
+from nearsay.trained import read_experiment, read_labels
 
 SPLITS = ("train", "validation", "test")
 RELABEL_ABOVE, DROP_BELOW = 0.5, 0.5

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from nearsay import config, metrics
+from nearsay import metrics
 from nearsay.core import Dataset, Files, Labels, NoSplit, Predictions, Split
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
 from nearsay.experiment import Experiment
@@ -19,7 +19,7 @@ from nearsay.outcome import wrong_labels
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, RunError
 from nearsay.splits import open_splits
-from nearsay.trained import predict_run, read_labels, read_origin
+from nearsay.trained import predict_run, read_experiment, read_labels
 
 
 def evaluate(
@@ -30,7 +30,7 @@ def evaluate(
     Predictions that the run has kept are used; another split, or data in another place, costs one pass. Numbers that
     mean nothing are None. `unreadable` names the files of such data that were left out as they could not be read.
     """
-    experiment = config.from_origin(read_origin(folder)).experiment
+    experiment = read_experiment(folder)
     recorded = read_labels(folder)
     unreadable: list[str] = []
     if data is None:

@@ -18,14 +18,13 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from nearsay import config
 from nearsay.commands.audit import Audited, table_bytes
 from nearsay.commands.predictions import read_predictions
 from nearsay.core import Files, Labels
 from nearsay.loading import Inputs
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.splits import open_train
-from nearsay.trained import read_labels, read_origin
+from nearsay.trained import read_experiment, read_labels
 
 Tool = Literal["cleanlab", "fiftyone", "label-studio"]
 IMAGES = "audit-images"
@@ -219,7 +218,7 @@ def _for_label_studio(found: Audited, inputs: Inputs) -> bytes:
 
 def _images(folder: Path, found: Audited) -> Inputs:
     """What the examples look like; ValueError where they are no images, or not to be found any more."""
-    experiment = config.from_origin(read_origin(folder)).experiment
+    experiment = read_experiment(folder)
     try:
         inputs = open_train(experiment).inputs
     except (OSError, ValueError, ImportError) as error:
