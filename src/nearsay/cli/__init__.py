@@ -66,7 +66,10 @@ def train(
     ] = None,
     out: Out = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="Short for --set machine.device=...", callback=check_device)
+        str | None,
+        typer.Option(
+            "--device", help="auto, cpu, cuda or cuda:1; short for --set machine.device=...", callback=check_device
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Short for seed=...")] = None,
     dry_run: Annotated[

@@ -30,7 +30,7 @@ def audit(
     show: Annotated[int, typer.Option("--show", help="Suspicious labels to print.", min=0)] = 10,
     parquet: Annotated[bool, typer.Option("--parquet", help="Write audit.parquet too.")] = False,
     spreadsheet: Annotated[
-        bool, typer.Option("--spreadsheet", help="Write a CSV too in which no cell is taken for a formula.")
+        bool, typer.Option("--spreadsheet", help="Write audit-spreadsheet.csv too, where no cell can be a formula.")
     ] = False,
     tools: Annotated[
         list[Tool] | None,
@@ -95,7 +95,8 @@ def clean(
         Path | None,
         typer.Option(
             "--corrections",
-            help="A table of index and label, or the JSON export of Label Studio, that has the last word.",
+            help="A table of index and label, or the JSON export of Label Studio, that has the last word; by default "
+            "corrections.csv in the run.",
             exists=True,
         ),
     ] = None,

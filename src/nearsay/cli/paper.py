@@ -26,7 +26,14 @@ def reproduce(
     trials: Annotated[
         int | None, typer.Option("--trials", help="Seeds of each number; by default as many as the paper had.", min=1)
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="By default runs/paper, or runs/paper-toy.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder of the runs and of what is made; by default runs/paper, or runs/paper-toy.",
+            metavar="DIR",
+        ),
+    ] = None,
     only: Annotated[str, typer.Option("--only", help="Train only runs whose names match, as *noise=0.4*.")] = "*",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and neither train nor write.")] = False,
     quiet: Quiet = False,
@@ -88,7 +95,9 @@ def propagate(
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="Such as clothing1m; another name lists all.", metavar="NAME")],
+    name: Annotated[
+        str, typer.Argument(help="Such as cifar10 or mini-imagenet-red; a wrong one lists all.", metavar="NAME")
+    ],
     path: Annotated[Path, typer.Argument(help="The folder that holds it.", metavar="PATH")],
     as_json: Json = False,
 ) -> None:

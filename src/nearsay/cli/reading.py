@@ -29,7 +29,9 @@ def evaluate(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--data", help="Other data: a folder of class folders, a table of paths and labels, or arrays.", exists=True
+            "--data",
+            help="Other data: a folder of class folders, a table of paths and labels, or features with labels.",
+            exists=True,
         ),
     ] = None,
     split: Annotated[

@@ -26,7 +26,9 @@ class Public(StrEnum):
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Tell all about this one.", autocompletion=recipe_names)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Tell all about this one.", metavar="NAME", autocompletion=recipe_names)
+    ] = None,
 ) -> None:
     """List the recipes, or tell what one of them takes."""
     from nearsay.commands.catalog import describe_recipe  # noqa: PLC0415  # as the others, though without torch
@@ -43,7 +45,7 @@ def recipes(
 
 
 def get(
-    name: Annotated[Public, typer.Argument(help="Which one.", show_default=False)],
+    name: Annotated[Public, typer.Argument(help="Which one.", metavar="NAME", show_default=False)],
     to: Annotated[Path, typer.Option("--to", help="Folder to unpack it in.", metavar="DIR")] = Path("data"),
 ) -> None:
     """Download a data set, compare it with the original and unpack it."""

@@ -48,7 +48,10 @@ def sweep(
         str, typer.Option("--metric", help="What a search maximizes: validation; never test.")
     ] = "validation",
     storage: Annotated[
-        str | None, typer.Option("--storage", help="A database for a search on many machines.", metavar="ADDRESS")
+        str | None,
+        typer.Option(
+            "--storage", help="A database for a search on many machines; by default a file.", metavar="ADDRESS"
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
     as_json: Json = False,

@@ -32,8 +32,8 @@ def recipe(
     Time: unmeasured. Accuracy: unmeasured.
 
     Args:
-        path: an .npz with features and labels, or an .npy with features.
-        labels: an .npy or a table with labels, where they are not in the .npz.
+        path: an .npz or Parquet file with features and labels, or an .npy with features.
+        labels: an .npy or a table with labels, where they are not beside the features.
         method: what to train with.
         hidden: widths of the hidden layers, such as 512 or 512,128.
         epochs: how long to train.
