@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import random
 import shutil
@@ -342,3 +343,61 @@ def test_checkpoints_that_cannot_be_reached_are_not_taken_for_none(tmp_path, kin
         with pytest.raises(RunError, match=r"cannot look into .*checkpoints: .*; nothing was changed") as caught:
             run.load()
     assert caught.value.code == 74
+
+
+@pytest.mark.parametrize("name", [".lock", "log.jsonl"])
+def test_a_link_in_the_folder_of_another_leads_to_no_file_of_mine(tmp_path, name):
+    (tmp_path / "mine.txt").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to("../mine.txt")
+    with pytest.raises(RunError, match=rf"{name} is a link, .*; remove it") as caught, open_run(tmp_path / "run"):
+        pass
+    assert caught.value.code == 73
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_a_folder_that_is_no_run_keeps_all_that_is_in_it(tmp_path):
+    mine = ["movie.mkv.partial", ".movie.mkv.partial", "sub/.other.partial", ".folder.partial/file", ".probe-results"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    left = [f".result.json.{os.getpid()}.partial", ".probe-123", "checkpoints/.step-00000007.partial/state.json"]
+    for name in left:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("of a run that was killed")
+    with open_run(tmp_path):
+        pass
+    assert [name for name in mine if not (tmp_path / name).exists()] == []
+    assert [name for name in left if (tmp_path / name).exists()] == []
+
+
+def test_the_lock_of_another_program_is_left_as_it_is(tmp_path):
+    (tmp_path / ".lock").write_text("pid 17")
+    with pytest.raises(RunError, match=r"\.lock was not written by nearsay; choose another folder"), open_run(tmp_path):
+        pass
+    assert (tmp_path / ".lock").read_text() == "pid 17"
+
+
+@pytest.mark.parametrize("names", [["../../mine.txt", "tensors.safetensors", "state.json"], []])
+def test_a_manifest_leads_to_no_other_file(tmp_path, names):
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        hashes = dict.fromkeys(names, "0" * 64)
+        manifest = {"step": 2, "sha256": hashes, "seal": runs._seal(2, hashes)}
+        (run.checkpoints()[0] / "manifest.json").write_text(json.dumps(manifest))
+        found = run.load()
+    assert_is(found, 1)
+    assert found.damaged == ("step-00000002: its manifest names other files than a checkpoint has",)
+
+
+def test_a_checkpoint_that_was_sealed_around_something_else_is_a_damaged_one(tmp_path):
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        newest = run.checkpoints()[0]
+        files = {"tensors.safetensors": b"\xff" * 40, "state.json": b"[" * 100_000}
+        for name, content in files.items():
+            (newest / name).write_bytes(content)
+        (newest / "manifest.json").write_bytes(runs._manifest(2, files))
+        found = run.load()
+    assert_is(found, 1)
+    assert found.damaged == ("step-00000002: it holds something else than tensors and their state",)

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 COPY = "copy the run to another folder and use that"  # where a command writes beside what it reads
 KEPT = 2  # checkpoints: the newest, and the one to fall back to
 BAD_DATA, CANNOT_CREATE, IO_FAILED, LOCKED = 65, 73, 74, 75  # exit codes, as of sysexits.h
+_TENSORS, _STATE = "tensors.safetensors", "state.json"  # what a checkpoint holds beside its manifest
+_LEFTOVER = re.compile(r"\.probe-\d+|\..+\.\d+\.partial|\.step-\d+\.partial")  # names that only we give
 
 
 class RunError(RuntimeError):
@@ -99,8 +102,8 @@ class Run:
         final, draft = folder / _name(step), folder / f".{_name(step)}.partial"
         whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         files = {
-            "tensors.safetensors": safetensors.torch.save(whole),
-            "state.json": json.dumps(state, ensure_ascii=False).encode(),
+            _TENSORS: safetensors.torch.save(whole),
+            _STATE: json.dumps(state, ensure_ascii=False).encode(),
         }
         files["manifest.json"] = _manifest(step, files)
         need = sum(map(len, files.values()))
@@ -174,6 +177,7 @@ def open_run(path: Path, *, cure: str = "choose another folder with --out") -> I
         probe.unlink(missing_ok=True)  # who holds the lock may have cleared it away
     except OSError as error:
         raise RunError(f"cannot write into {path}: {error.strerror}; {cure}", CANNOT_CREATE) from error
+    _check_written_in_place(path)
     with _explained(path / ".lock"):
         opened = open(path / ".lock", "a+b", buffering=0)  # noqa: SIM115  # nothing is left to be written on closing
     with opened as lock:
@@ -216,13 +220,25 @@ def read(path: Path) -> Checkpoint:
         raise ValueError("its manifest is damaged")
     if path.name != _name(step):
         raise ValueError(f"it is the checkpoint of step {step} under another name")
+    if hashes.keys() != {_TENSORS, _STATE}:  # a name could lead anywhere
+        raise ValueError("its manifest names other files than a checkpoint has")
     contents = {}
     for name, expected in hashes.items():
         contents[name] = (path / name).read_bytes()
         if hashlib.sha256(contents[name]).hexdigest() != expected:
             raise ValueError(f"{name} is damaged")
-    tensors = safetensors.torch.load(contents["tensors.safetensors"])
-    return Checkpoint(step, tensors, json.loads(contents["state.json"]))
+    try:
+        return Checkpoint(step, safetensors.torch.load(contents[_TENSORS]), json.loads(contents[_STATE]))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError("it holds something else than tensors and their state") from error
+
+
+def _check_written_in_place(path: Path) -> None:
+    """Refuse a folder in which what is written to in place is no file of its own: a link may lead to anybody's."""
+    for name in (".lock", "log.jsonl"):
+        found = path / name
+        if os.path.lexists(found) and (found.is_symlink() or not found.is_file()):
+            raise RunError(f"{found} is a link, or no regular file, and would be written to; remove it", CANNOT_CREATE)
 
 
 def _take(lock: IO[bytes], path: Path, cure: str) -> None:
@@ -233,6 +249,9 @@ def _take(lock: IO[bytes], path: Path, cure: str) -> None:
         lock.seek(0)
         owner = lock.read().decode(errors="replace").strip() or "another process"
         raise RunError(f"{path} is in use by {owner}; wait for it, or {cure}", LOCKED) from error
+    lock.seek(0)
+    if not re.match(b"process |$", lock.read(8)):
+        raise RunError(f"{path / '.lock'} was not written by nearsay; {cure}", CANNOT_CREATE)
     owner = f"process {os.getpid()} on {socket.gethostname()}"
     with _explained(path / ".lock", len(owner)):
         lock.truncate(0)
@@ -241,7 +260,9 @@ def _take(lock: IO[bytes], path: Path, cure: str) -> None:
 
 def _clear(path: Path) -> None:
     """Remove what processes that were killed have left under temporary names."""
-    for leftover in (*path.glob(".probe-*"), *path.glob(".*.partial"), *path.glob("*/.*.partial")):
+    for leftover in (*path.glob(".*"), *path.glob("*/.*.partial")):
+        if not _LEFTOVER.fullmatch(leftover.name):
+            continue
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
