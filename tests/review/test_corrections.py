@@ -75,6 +75,10 @@ def test_a_file_that_was_written_by_hand_is_kept_to_the_last_byte(tmp_path):
         (b"index,label,decision\n0,bird,keep\n", "corrections.csv:2: label 'bird' is no class"),
         (b'index,label,decision\n0,"cat,keep\n1,cat,keep\n2,cat,keep\n', "never closed"),
         ("index,label,decision\n0,cat,keep\n".encode("utf-16"), "UTF-16"),
+        (b"index,label\n0,cat\n1,cat", "no column 'decision'"),  # as clean takes it, and not as we would go on
+        (b"index,label,decision\n0,bird,keep\n1,cat,", "corrections.csv:2: label 'bird' is no class"),
+        (b"index,label,decision\n0,bird,keep\n1,cat,keep", "corrections.csv:2: label 'bird' is no class"),
+        (b"Notes of mine\nthe last line", "no column 'index'"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_and_left_alone(tmp_path, content, told):
@@ -84,6 +88,14 @@ def test_a_file_that_cannot_be_meant_is_refused_and_left_alone(tmp_path, content
         Corrections(path, of_names())
     assert told in str(caught.value)
     assert path.read_bytes() == content
+
+
+def test_a_link_that_leads_nowhere_is_not_followed(tmp_path):
+    path = tmp_path / "corrections.csv"
+    path.symlink_to(tmp_path / "profile")  # that would then be a file of somebody else's words
+    with pytest.raises(RunError, match=r"corrections.csv is no regular file; move it away"):
+        Corrections(path, of_names()).append(Entry(0, 1, "other"))
+    assert not (tmp_path / "profile").exists()
 
 
 def test_no_decision_begins_another():

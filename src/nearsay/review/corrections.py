@@ -46,7 +46,7 @@ class Corrections:
         self._lock = threading.Lock()
         self._header: tuple[str, ...] = HEADER
         self._stamp = (0, 0)  # which file it is, and where it ends; zeros if there is none
-        self.entries: list[Entry] = self._read() if path.exists() else []
+        self.entries: list[Entry] = self._read() if os.path.lexists(path) else []
 
     def append(self, *entries: Entry) -> None:
         """More rows, on the disk when this returns; RunError or ChangedFile if they are not, and then none was."""
@@ -94,7 +94,15 @@ class Corrections:
     def _read(self) -> list[Entry]:
         if not self.path.is_file():
             raise RunError(f"{self.path} is no regular file; move it away", BAD_DATA)
-        self._heal()
+        end, tail = self._heal()
+        try:
+            return self._parse()
+        except (RunError, tables.TableError):
+            if self.path.stat().st_size != end + len(tail):
+                self._mend(tail, end)  # what is refused is left as it was
+            raise
+
+    def _parse(self) -> list[Entry]:
         self._stamp = _stamp(self.path)
         if not self._stamp[1]:
             return []
@@ -125,20 +133,24 @@ class Corrections:
             decision = "keep" if number == self.given[int(index)] else "drop" if number < 0 else "other"
         return Entry(int(index), number, decision)
 
-    def _heal(self) -> None:
-        """End the file with a whole row: complete the last line if only its end is missing, else cut it off."""
+    def _heal(self) -> tuple[int, bytes]:
+        """End the file with a whole row: complete the last line if only its end is missing, else cut it off.
+
+        Returns where the last row that had an end ended, and what was behind it.
+        """
         content = self.path.read_bytes()
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise RunError(f"{self.path} is UTF-16, to which no row can be added; save it as UTF-8", BAD_DATA)
         whole = _whole(content)
         tail = content[whole:]
         if not tail or tail.count(b"\n") > max(name.count("\n") for name in self.classes):
-            return  # what else is wrong with it is told by who reads it
+            return whole, tail  # what else is wrong with it is told by who reads it
         if self._is_row(tail, is_first=not whole):
             self._mend(b"\n", len(content))
         elif whole or _row(HEADER).startswith(tail):
             self.torn = tail.decode(errors="replace")
             self._mend(b"", whole)
+        return whole, tail
 
     def _is_row(self, tail: bytes, *, is_first: bool) -> bool:
         try:
