@@ -118,7 +118,7 @@ def _from_source(source: str, name: str) -> Callable[..., Any]:
         module = sys.modules[key] = ModuleType(key)  # where dataclasses and pickle look for what it defines
         try:
             exec(compile(source, name, "exec"), module.__dict__)
-        except Exception as error:  # a user's code can raise anything
+        except (Exception, SystemExit) as error:  # a user's code can raise anything
             del sys.modules[key]
             raise ConfigError(f"the recipe {quoted(name)} fails with {_told(error)}") from error
     recipe = vars(sys.modules[key]).get("recipe")
@@ -146,7 +146,7 @@ def _call(recipe: Callable[..., Any], name: str, pairs: Mapping[str, str], recor
         experiment = recipe(**values)
     except ValueError as error:  # the dataclasses check themselves, and say it well
         raise ConfigError(str(error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not record:
             raise
         raise ConfigError(f"the recipe {name} fails with {_told(error)}") from error
@@ -179,7 +179,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """The error by its name and, where it is known, its line of the user's file."""
     place = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
     return f"{type(error).__name__}{place}: {first_line(error)}"

@@ -104,7 +104,7 @@ def quoted_key(key: str) -> str:
     return key if len(key) <= LONGEST else f"{key[:LONGEST]}..."
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, without the rest of a long report."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
