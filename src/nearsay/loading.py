@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -55,6 +55,20 @@ class Rows(NamedTuple):
     indices: Tensor  # (B,) who they are; −1 where an image could not be decoded
     inputs: Tensor | None  # (V·B, ...) what they look like, None where all inputs are on the device already
     problems: tuple[tuple[int, str], ...] = ()  # examples that could not be decoded, and why
+
+
+class Lost:
+    """How many images in a row could not be decoded; so many cannot be chance, but mean that the data is gone."""
+
+    def __init__(self, num_examples: int) -> None:
+        self.num, self.most = 0, min(32, num_examples)
+
+    def count(self, num: int, reasons: Collection[str]) -> None:
+        """So many more, and why some could not be; BadImage, which no run passes over, once all were for too long."""
+        self.num = self.num + num if len(reasons) == num else 0
+        if self.num >= self.most:
+            told = f"none of {self.num} images in a row could be read ({next(iter(reasons)).rpartition(';')[0]})"
+            raise BadImage(f"{told}; see that the data is there, and run the same command again")
 
 
 class Order:

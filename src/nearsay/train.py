@@ -25,7 +25,7 @@ from nearsay.core import Files, Predictions
 from nearsay.display import Display, Progress, Silent
 from nearsay.experiment import Experiment
 from nearsay.host import Clock, Stopped, backend, hardware, peak_memory, signals
-from nearsay.loading import BadImage, Rows, Stream, is_resident, num_workers, training_reader
+from nearsay.loading import BadImage, Lost, Rows, Stream, is_resident, num_workers, training_reader
 from nearsay.noise import describe
 from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
 from nearsay.predict import Pass
@@ -95,8 +95,8 @@ class _Training:
         self.step, self.stream = self._prepare()
         self.stage = ""
         self.skipped: dict[str, None] = {}  # why images were left out; a set in order
-        self.began = time.perf_counter()
-        self.clock = Clock(self.order.batch_size)
+        self.lost = Lost(self.order.batches_per_pass * self.order.batch_size)
+        self.began, self.clock = time.perf_counter(), Clock(self.order.batch_size)
 
     def _prepare(self) -> tuple[Step, Stream | None]:
         """Networks, data and the step that brings them together."""
@@ -157,7 +157,8 @@ class _Training:
                     self.stage = self.experiment.objective.stage(
                         number / self.num_per_epoch, self.step.learners[0].memory
                     )
-                self._check_images(reason for _, reason in rows.problems)
+                self.lost.count(len(rows.indices), reasons := [reason for _, reason in rows.problems])
+                self._check_images(reasons)
                 self.step(rows, self.stage)
                 done = number + 1
                 is_epoch = done % self.num_per_epoch == 0 or done == self.num_steps
@@ -358,6 +359,7 @@ class _Training:
         folder = self.folder / "predictions"
         folder.mkdir(exist_ok=True)
         train_split = self._pass().over(networks, self.splits.inputs)
+        self.lost.count(len(self.splits.inputs), train_split.unreadable.values())
         self._check_images(train_split.unreadable.values(), may_stop=False)  # nothing is left to be spoiled by them
         tables = {"train": train_split.predictions}
         for name, inputs, _ in self.splits.judged:

@@ -315,3 +315,41 @@ def test_two_thousand_odd_and_damaged_files_are_trained_on_in_little_memory(tmp_
     assert all(path in done.stderr for path in bad)
     seen = load_file(tmp_path / "run" / "predictions" / "train.safetensors")
     assert len(seen["indices"]) == num + len(bad) - skipped
+
+
+class Movers(Silent):
+    """Takes the images away after some epochs, as a disk that is no longer there."""
+
+    def __init__(self, folder, epoch):
+        self.folder, self.epoch_of_loss = folder, epoch
+
+    def epoch(self, entry):
+        if entry["epoch"] == self.epoch_of_loss:
+            self.folder.rename(self.folder.with_name("away"))
+
+
+@pytest.mark.parametrize("epoch", [1, 3])  # between two steps, and after the last one
+def test_a_run_whose_images_are_all_gone_stops_and_goes_on_when_they_are_back(tmp_path, epoch):
+    photos = tmp_path / "photos"
+    fill(photos)
+    wished = experiment(
+        photos, epochs=3, batch_size=32, bad_images="skip", machine=Machine(workers=0, checkpoint_steps=1)
+    )
+    train(wished, tmp_path / "whole")
+    with pytest.raises(BadImage, match=r"none of \d+ images in a row could be read \('.*' cannot be read: No such fil"):
+        train(wished, tmp_path / "run", display=Movers(photos, epoch))
+    assert not (tmp_path / "run" / "result.json").exists()
+    (tmp_path / "away").rename(photos)
+    train(wished, tmp_path / "run")
+    for name in ("model.safetensors", "predictions/train.safetensors", "log.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_images_that_are_all_broken_are_nothing_to_learn_from(tmp_path):
+    for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(b"no image")
+    with pytest.raises(
+        BadImage, match=r"none of 3 images in a row could be read \('.*jpg' is no JPEG, .* image\); see"
+    ):
+        train(experiment(tmp_path / "photos", bad_images="skip"), tmp_path / "run")
