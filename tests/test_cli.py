@@ -369,6 +369,18 @@ def test_predict_prints_csv_or_writes_a_table(run, tmp_path, capsys):
     assert [row["probability"] for row in written] == [float(row["probability"]) for row in rows]
 
 
+def test_predictions_do_not_replace_the_features_they_are_of(run, tmp_path, capsys):
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({f"f{number}": [0.0, 1.0] for number in range(32)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    content = (tmp_path / "x.parquet").read_bytes()
+    (tmp_path / "y.parquet").symlink_to("x.parquet")
+    for name in ("x.parquet", "y.parquet"):
+        assert cli.main(["predict", str(run), str(tmp_path / "x.parquet"), "--out", str(tmp_path / name)]) == 2
+        assert "would replace what is to be read; choose another file" in capsys.readouterr().err
+    assert (tmp_path / "x.parquet").read_bytes() == content
+
+
 def test_compare_prints_each_run(run, capsys):
     result = json.loads((run / "result.json").read_text())
     assert cli.main(["compare", str(run)]) == 0

@@ -1,7 +1,9 @@
 """The verbs around the paper, as a user types them."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from nearsay import cli
@@ -27,6 +29,18 @@ def test_labels_are_propagated_and_learned(finished, tmp_path, capsys):
     assert (tmp_path / "other.npz").is_file()
     assert cli.main(["propagate", str(finished), "--out", str(tmp_path / "my labels.npz")]) == 0
     assert f"--set 'relabeled={tmp_path}/my labels.npz'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["labels.npz", "features.npz", "notes.npz"])
+def test_propagated_labels_replace_nothing_else(finished, tmp_path, capsys, name):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    np.savez(run / "features.npz", features=np.zeros((2, 3)), labels=np.zeros(2))
+    (run / "notes.npz").write_text("notes")
+    content = (run / name).read_bytes()
+    assert cli.main(["propagate", str(run), "--out", str(run / name)]) == 73
+    assert f"{name} holds something else and would be replaced; choose another --out" in capsys.readouterr().err
+    assert (run / name).read_bytes() == content
 
 
 def test_every_recipe_takes_a_share_of_labels_to_keep(tmp_path, capsys):

@@ -324,6 +324,13 @@ def test_what_cannot_be_read_is_a_row_with_an_error():
     assert found["error"] == [None, "is broken", None]
 
 
+def test_a_name_that_is_no_text_costs_no_other_row(tmp_path):
+    predictions = Predictions(torch.zeros(2, 1), torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 1]))
+    found = predict._columns(["b\udcff.png", "ünï.png"], predictions, {}, ("no", "yes"))
+    tables.write(tmp_path / "found.csv", found)
+    assert tables.read(tmp_path / "found.csv").columns["path"] == ["b\\udcff.png", "ünï.png"]
+
+
 def test_images_are_found_in_folders_and_keep_the_names_they_were_given_by(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("in/b.png", "in/sub/a.JPG", "in/.hidden.png", "in/.git/c.png", "in/notes.txt", "other/d.png"):

@@ -89,6 +89,8 @@ def predict(
 
     if out is not None and out.suffix.lower() not in tables.ENDINGS:
         raise ConfigError(f"--out {out} must end in one of {', '.join(tables.ENDINGS)}")
+    if out is not None and out.exists() and any(out.samefile(path) for path in paths):
+        raise ConfigError(f"--out {out} would replace what is to be read; choose another file")
     if out is not None and not out.parent.is_dir():
         raise RunError(f"cannot write {out}: {out.parent} is no folder; make it first", CANNOT_CREATE)
     columns = command.predict(model, paths, device=device)

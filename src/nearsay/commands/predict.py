@@ -70,7 +70,8 @@ def _columns(
     for index, name in enumerate(names):
         error = unreadable.get(index)
         label, probability = (None, None) if error else found[index]
-        for column, cell in zip(columns.values(), (name, label, probability, error), strict=True):
+        shown = name.encode(errors="backslashreplace").decode()  # a name need not be text, as a table must
+        for column, cell in zip(columns.values(), (shown, label, probability, error), strict=True):
             column.append(cell)
     return columns
 

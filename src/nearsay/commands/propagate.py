@@ -11,7 +11,7 @@ import torch
 from nearsay import metrics
 from nearsay.commands.predictions import read_predictions
 from nearsay.propagation import propagate_labels
-from nearsay.run import open_run, write_whole
+from nearsay.run import CANNOT_CREATE, RunError, open_run, write_whole
 from nearsay.trained import read_labels
 
 
@@ -21,6 +21,8 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     The file, by default `propagated.npz` in the folder, is for `--set relabeled=FILE`. Tells how many labels changed
     and, where the truth is known, how many were right before and are now: the transductive accuracy.
     """
+    target = folder / "propagated.npz" if out is None else out
+    _check_target(target)
     labels = read_labels(folder)
     seen = read_predictions(folder, labels)
     shown = metrics.aligned(labels, seen)
@@ -28,7 +30,6 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     found = scores.argmax(dim=1).where(scores.sum(dim=1) > 0, -1)
     given = torch.full_like(labels.given, -1)
     given[seen.indices] = found
-    target = folder / "propagated.npz" if out is None else out
     content = io.BytesIO()
     np.savez(content, given=given.numpy(), classes=np.array(labels.classes, dtype=np.str_))
     is_inside = target.absolute().parent.resolve() == folder.resolve()
@@ -40,3 +41,16 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     is_known = shown.clean >= 0
     before, after = ((each == shown.clean)[is_known].double().mean().item() for each in (shown.given, found))
     return {**report, "accuracy_before": before, "accuracy_after": after}
+
+
+def _check_target(target: Path) -> None:
+    """Refuse to replace a file that holds anything else than labels as they are written here."""
+    if not target.is_file():
+        return
+    try:
+        with np.load(target, allow_pickle=False) as arrays:
+            is_ours = set(arrays.files) == {"given", "classes"}
+    except Exception:  # what is no such file can raise anything
+        is_ours = False
+    if not is_ours:
+        raise RunError(f"{target} holds something else and would be replaced; choose another --out", CANNOT_CREATE)
