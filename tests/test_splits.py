@@ -150,6 +150,22 @@ def test_recorded_labels_are_learned_if_they_belong_to_the_data(tmp_path):
         open_splits(experiment(relabeled=str(tmp_path / "c.npz")))
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (np.full(4, 1.5), r"holds labels of float64 and shape \(4,\); they must be class numbers"),
+        (np.full(4, np.nan), r"holds labels of float64 and shape"),
+        (np.array(["cat"] * 4), r"holds labels of <U3 and shape"),
+        (np.array(1), r"holds labels of int64 and shape \(\);"),
+        (np.array([{}] * 4), r"cannot be read: it is no .npz file, or holds objects$"),
+    ],
+)
+def test_recorded_labels_that_are_no_class_numbers_are_refused(tmp_path, given, told):
+    np.savez(tmp_path / "a.npz", given=given, classes=np.array(["0", "1"]))
+    with pytest.raises(ValueError, match=rf"relabeled='.*a\.npz' {told}"):
+        open_splits(experiment(relabeled=str(tmp_path / "a.npz")))
+
+
 def test_a_second_network_can_learn_other_noise():
     wished = experiment(noise=Symmetric(rate=0.4, seed=5), networks=2, averaging=0.9, noise_per_network=True)
     found = open_splits(wished)

@@ -235,7 +235,11 @@ def _recorded(path: Path, labels: Labels) -> Tensor:
             given, classes = arrays["given"], tuple(map(str, arrays["classes"]))
     except Exception as error:  # what is no such file can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = "it is no .npz file, or holds objects" if "allow_pickle" in reason else reason
         raise ValueError(f"relabeled={str(path)!r} cannot be read: {reason}") from error
+    if given.dtype.kind not in "iu" or given.ndim != 1:
+        told = f"holds labels of {given.dtype} and shape {given.shape}"
+        raise ValueError(f"relabeled={str(path)!r} {told}; they must be class numbers, one for each example")
     if given.shape != tuple(labels.given.shape) or classes != labels.classes:
         raise ValueError(
             f"relabeled={str(path)!r} holds {len(given)} labels of {len(classes)} classes, but the data has "
