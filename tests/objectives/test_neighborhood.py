@@ -57,6 +57,17 @@ def test_padding_unlabeled_rows_and_rows_alone_are_not_asked():
     assert not opinion.agrees[[2, 4, 5]].any()
 
 
+@pytest.mark.parametrize("content", [torch.nan, torch.inf])
+def test_what_padding_holds_is_not_heard(content):
+    outputs, batch = case(indices=[0, 1, 2, 3, -1, 5])
+    expected = ask(outputs, batch, None)  # everybody is a neighbor, so that nobody stands in some places
+    for rows in (*outputs, batch.targets):
+        rows[4] = content
+    opinion = ask(outputs, batch, None)
+    for name, found, wished in zip(opinion._fields, opinion, expected, strict=True):
+        torch.testing.assert_close(found[batch.is_real], wished[batch.is_real], msg=name)
+
+
 def test_agreement_is_counted_in_the_row_of_its_epoch():
     table = torch.zeros(NUM_EPOCHS, 2, dtype=torch.float64)
     opinion = ask(*case(), 1)
@@ -119,3 +130,12 @@ def test_far_rows_whose_neighbors_are_sure_keep_their_label():
     assert not foreign_rows(ask(outputs, batch, 2), batch, 0.5).any()
     undecided = Outputs(outputs.features, torch.zeros(6, 3))
     assert foreign_rows(ask(undecided, batch, 2), batch, 0.5).sum() == 3
+
+
+@pytest.mark.parametrize(("share", "num"), [(0, 0), (0.25, 2), (0.5, 4), (0.75, 6), (1, 8)])
+@pytest.mark.parametrize("num_padding", [0, 8])
+def test_the_share_is_of_the_rows_that_are_not_padding(share, num, num_padding):
+    angles = [0, 1, 3, 7, 15, 31, 50, 80] + [40] * num_padding
+    indices = [*range(8), *[-1] * num_padding]
+    outputs, batch = case([0] * len(angles), angles, indices, logits=torch.zeros(len(angles), 3))
+    assert foreign_rows(ask(outputs, batch, 1), batch, share).sum() == num

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nearsay import dist
 from nearsay.core import Batch, Outputs
@@ -27,16 +28,19 @@ class Opinion(NamedTuple):
 @torch.no_grad()
 def ask(outputs: Outputs, batch: Batch, k: int | None) -> Opinion:
     """Ask the neighbors of each row among the rows of all processes."""
-    features = outputs.features.float().masked_fill(~batch.is_real[:, None], 0)
+    is_nobody = ~batch.is_real[:, None]  # whatever padding holds, a weight of 0 would not keep a NaN from the sums
+    features, logits, targets = (
+        each.float().masked_fill(is_nobody, 0) for each in (outputs.features, outputs.logits, batch.targets)
+    )
     directions, _ = normalize(features)
-    labels, beliefs = dist.gather(batch.targets.float()), dist.gather(outputs.logits.float().softmax(dim=1))
+    labels, beliefs = dist.gather(targets), dist.gather(logits.softmax(dim=1))
     who = Identity(batch.indices, dist.gather(batch.indices))
     similarities, positions = nearest(directions, dist.gather(directions), k, who)  # (B, K) each
     weights = similarities / similarities.sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     votes = (weights[:, :, None] * labels[positions]).sum(dim=1)  # (B, C)
     belief = (weights[:, :, None] * beliefs[positions]).sum(dim=1)
-    is_asked = (batch.targets.sum(dim=1) > 0) & (votes.sum(dim=1) > 0) & batch.is_real
-    agrees = (votes.argmax(dim=1) == batch.targets.argmax(dim=1)) & is_asked
+    is_asked = (targets.sum(dim=1) > 0) & (votes.sum(dim=1) > 0)
+    agrees = (votes.argmax(dim=1) == targets.argmax(dim=1)) & is_asked
     return Opinion(agrees, is_asked, similarities.mean(dim=1), belief)
 
 
@@ -64,5 +68,6 @@ def has_settled(table: Tensor, epoch: float) -> bool:
 def foreign_rows(opinion: Opinion, batch: Batch, share: float) -> Tensor:
     """(B,) bool: the `share` of the global batch whose neighbors are farthest, where those are undecided as well."""
     everyone = dist.gather(opinion.similarity.masked_fill(~batch.is_real, torch.inf)).sort().values
-    is_far = opinion.similarity < everyone[min(int(share * len(everyone)), len(everyone) - 1)]
+    place = (share * everyone.isfinite().sum()).long()  # padding stands at the end, and is part of no share
+    is_far = opinion.similarity < pad(everyone, (0, 1), value=torch.inf).index_select(0, place[None])
     return is_far & (opinion.belief.amax(dim=1) < _UNDECIDED) & batch.is_real
