@@ -124,6 +124,16 @@ def test_planted_near_duplicates_are_found_and_nobody_else():
     assert is_planted[groups >= 0].float().mean() >= 0.95
 
 
+@pytest.mark.parametrize("num", [4, 10, 20, 21])
+def test_in_a_small_crowd_only_copies_are_near_duplicates(num):
+    crowd = torch.tensor([3.0] + [0.0] * 7) + 0.15 * torch.randn(
+        num, 8, generator=generator()
+    )  # all alike, none the same
+    crowd[-1] = crowd[0] * 2
+    groups = evidence.gather_evidence(crowd, 20, None).groups
+    assert groups.tolist() == [0] + [-1] * (num - 2) + [0]
+
+
 def test_what_is_like_nothing_else_is_far_from_everybody():
     pixels = torch.from_numpy(load_digits().data).float()
     foreign = 16 * torch.rand(50, 64, generator=generator())
@@ -380,6 +390,21 @@ def test_copies_of_a_wrong_example_do_not_confirm_each_other():
     assert (found.duplicate_groups[300:] == found.duplicate_groups[0]).all()
     assert found.duplicate_groups[0] >= 0
     assert (found.parts["neighbors"][300:] == 0).all()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_classes_of_few_examples_are_not_silenced_by_those_of_many(noise, is_seen):
+    sizes = [40] * 15 + [12] * 5  # the neighbors of the latter are mostly of other classes
+    clean = torch.repeat_interleave(torch.arange(20), torch.tensor(sizes))
+    centers = 8 * torch.nn.functional.normalize(torch.randn(20, 32, generator=generator(1)))
+    features = centers[clean] + torch.randn(len(clean), 32, generator=generator(2))
+    given = Symmetric(rate=noise, redraw=False)(Labels(clean, clean, tuple(map(str, range(20))))).given
+    sure = {"probabilities": 0.3 * torch.eye(20)[clean] + 0.7 * torch.eye(20)[given]} if is_seen else {}
+    found = audit(given, features=features, **sure)
+    assert found.noise_rate.low <= (given != clean).double().mean() <= found.noise_rate.high
+    assert (found.is_issue == (given != clean)).double().mean() > 0.97
+    assert (found.is_issue & (given == clean)).sum() < 0.02 * len(clean)
 
 
 def test_one_class_is_always_right():

@@ -27,6 +27,7 @@ class Evidence(NamedTuple):
 
 def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evidence:
     """Search the (N, D) features, on the device where they are; the evidence is on the CPU."""
+    k = min(k, max(1, len(features) - 1))  # or the row itself would stand there as the farthest
     (similarities, positions), recall = nearest_others(features, k, approximate=approximate)
     similarities, distances = _refined(features, similarities, positions)
     similarities, positions, distances = (each.cpu() for each in (similarities, positions, distances))

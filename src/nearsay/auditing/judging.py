@@ -86,7 +86,10 @@ def audit(
     in_training = None if inputs.dynamics is None else _in_training(inputs)
     everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool), k, first=True)
     first = _combined(in_training, everybody, inputs.labels)
-    beliefs = _beliefs(inputs, evidence, _is_trusted(first), k, first=False) if evidence is not None else everybody
+    beliefs = everybody
+    if evidence is not None:
+        is_trusted = _is_trusted(first, everybody, in_training)
+        beliefs = _beliefs(inputs, evidence, is_trusted, k, first=False)
     scores = _combined(in_training, beliefs, inputs.labels)
     is_judged = ~scores.isnan()
     rate = _noise_rate(inputs, scores, beliefs)
@@ -147,9 +150,18 @@ def _combined(in_training: Tensor | None, beliefs: _Beliefs, labels: Tensor) -> 
     return torch.stack(halves).nanmean(dim=0).where(labels >= 0, torch.nan)
 
 
-def _is_trusted(scores: Tensor) -> Tensor:
+def _is_trusted(scores: Tensor, beliefs: _Beliefs, in_training: Tensor | None) -> Tensor:
+    """(N,) bool: the labels that vote. If the scores fall into two heaps, those of the upper one, else those above ½.
+
+    Without training to tell of them, the lower heap must be of labels that most often lose in some view; or else they
+    are merely rare, and their class would be silenced.
+    """
     threshold, explained = estimating.cut(scores)
-    return scores > (threshold if explained >= estimating.IS_SPLIT else 0.5)
+    is_split = explained >= estimating.IS_SPLIT
+    if is_split and in_training is None:
+        least = torch.stack(list(beliefs.margins.values())).nan_to_num(1.0).amin(dim=0)  # (N,)
+        is_split = bool(least[scores <= threshold].median() < 0.5)
+    return scores > (threshold if is_split else 0.5)
 
 
 def _training_cut(dynamics: Dynamics, labels: Tensor) -> float | None:
