@@ -83,10 +83,11 @@ def test_the_score_is_the_mean_of_training_and_of_the_views():
 
 def test_the_views_are_averaged_first():
     features, _, given = blobs(60)
+    features[7] = 0
     probabilities = torch.rand(60, 3, generator=generator(1)).softmax(dim=1)
     found = audit(given, probabilities=probabilities, features=features)
     assert set(found.parts) == {"probabilities", "neighbors", "propagation"}
-    assert found.parts["neighbors"].isnan().any()  # where nobody near is trusted: the others count then
+    assert found.parts["neighbors"].isnan().nonzero().tolist() == [[7]]  # nobody is near: the others count then
     torch.testing.assert_close(found.scores, torch.stack(list(found.parts.values())).nanmean(dim=0))
 
 
@@ -405,6 +406,18 @@ def test_classes_of_few_examples_are_not_silenced_by_those_of_many(noise, is_see
     assert found.noise_rate.low <= (given != clean).double().mean() <= found.noise_rate.high
     assert (found.is_issue == (given != clean)).double().mean() > 0.97
     assert (found.is_issue & (given == clean)).sum() < 0.02 * len(clean)
+
+
+@pytest.mark.parametrize("size", [6, 10, 19])
+def test_a_small_class_is_no_group_of_near_duplicates(size):
+    clean = torch.arange(20).repeat_interleave(size)
+    centers = torch.nn.functional.normalize(torch.randn(20, 64, generator=generator()).relu())
+    features = (centers[clean] + 0.02 * torch.randn(len(clean), 64, generator=generator(1))).relu()  # cosines of .98
+    features[1] = features[0] + 1e-3
+    found = audit(clean, features=features)
+    assert found.duplicate_groups.tolist() == [0, 0] + [-1] * (len(clean) - 2)
+    assert found.noise_rate.estimate < 0.02
+    assert found.noise_rate.low == 0
 
 
 def test_one_class_is_always_right():

@@ -9,6 +9,8 @@ from nearsay.neighbors import nearest_others, normalize
 
 DUPLICATE = 0.2  # as far apart as that share of the distance to the k-th neighbor, at most: the same picture
 _IDENTICAL = 1e-6  # apart: the same row, whatever the others are
+_FIFTH = 4  # place of a neighbor that is hardly ever a duplicate
+_FARTHER = 1.5  # times as far away as that one, at most, is the k-th where examples lie evenly
 _CHUNK = 2**24  # numbers held at a time
 _NEAR = 0.98  # cosine from which on the distance is taken from the difference
 _NOBODY = 2**0.5  # how far away somebody is of whom nothing is known but that he is not near
@@ -42,10 +44,11 @@ def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evide
 def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor) -> Tensor:
     """(N,) number of the group that near-duplicates form, in the order of their first members; −1 for the others.
 
-    Two are near-duplicates if they are far nearer to each other than each is to its k-th neighbor; a group is all
-    that hang together.
+    Two are near-duplicates if they are far nearer to each other than each is to its k-th neighbor, and than examples
+    mostly are to their fifth, as a class of fewer than k is far from all others too; a group is all that hang together.
     """
-    scale = distances[:, -1]  # (N,) how far away the others are
+    usual = _FARTHER * distances[:, min(_FIFTH, distances.shape[1] - 1)].median()
+    scale = distances[:, -1].minimum(usual)  # (N,) how far away the others are
     reach = DUPLICATE * torch.minimum(scale[:, None], scale[positions])
     is_edge = (similarities > 0) & (distances <= reach.clamp(min=_IDENTICAL))
     return connected(len(positions), is_edge.nonzero()[:, 0], positions[is_edge])
