@@ -84,6 +84,7 @@ SCENARIOS = {
     "NCR, all neighbors, uneven": Scenario(objective=NCR(k=None, alpha=0.6), rows=(12, 13, 13)),
     "NCR on GJS, two views, uneven": Scenario(objective=NCR(k=3, alpha=0.6, base=GJS()), views=2, rows=(13, 13, 13)),
     "NCR, duplicates": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), duplicates=True),
+    "NCR, rejecting, uneven": Scenario(objective=NCR(k=3, alpha=0.6, reject=0.5), rows=(12, 13, 13)),
     "NCR, a rank without labels": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), labels="first half"),
     "NCR, no labels at all": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), labels="none"),
     "NCR, first rank idle": Scenario(
