@@ -177,6 +177,45 @@ def test_predictions_that_do_not_say_whose_they_are_are_refused(run, change):
     assert not (run / "propagated.npz").exists()
 
 
+GRAY = """
+from dataclasses import dataclass
+import torch
+from nearsay.core import Labels, NoSplit, Split
+from nearsay.experiment import Experiment
+from nearsay.models import ResNet
+from nearsay.optim import Constant
+
+@dataclass(frozen=True, kw_only=True)
+class Gray:
+    num_channels: int
+
+    def open(self, split):
+        if split != "train":
+            raise NoSplit(split)
+        labels, shape = torch.arange(40) % 2, (40, self.num_channels, 16, 16)
+        noise = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(0))
+        pixels = (noise + 100 * labels[:, None, None, None]).to(torch.uint8)
+        pixels[39] = pixels[1]
+        return Split(pixels, Labels(labels, None, ("dark", "bright")))
+
+def recipe(num_channels: int) -> Experiment:
+    data, network = Gray(num_channels=num_channels), ResNet(width=4)
+    return Experiment(
+        data=data, backbone=network, normalize=None, schedule=Constant(), epochs=1, batch_size=20, held_out=0
+    )
+"""
+
+
+@pytest.mark.parametrize(("num_channels", "are_pictures"), [(1, True), (3, True), (2, False)])
+def test_gray_images_are_pictures_and_those_of_other_channels_none(tmp_path, num_channels, are_pictures):
+    (tmp_path / "gray.py").write_text(GRAY)
+    trained(tmp_path / "run", str(tmp_path / "gray.py"), [f"num_channels={num_channels}"])
+    inputs, _ = command._open_inputs(command.read_experiment(tmp_path / "run"), "train", 40)
+    assert (command._pictures(inputs, torch.arange(40)) is not None) == are_pictures
+    groups = audit_run(tmp_path / "run", device="cpu", report=False).audit.duplicate_groups
+    assert not are_pictures or (groups >= 0).nonzero()[:, 0].tolist() == [1, 39]
+
+
 def test_the_images_of_open_set_noise_are_those_that_the_network_saw():
     both = {"backbone": MLP(hidden=(4,)), "normalize": None}
     experiment = Experiment(data=Toy(num_train=40), outside=Toy(num_train=40, seed=1), noise=OpenSet(rate=0.5), **both)

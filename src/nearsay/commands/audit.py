@@ -124,7 +124,8 @@ def _open_inputs(experiment: Experiment, split: str, num: int | None) -> tuple[T
 def _pictures(inputs: Tensor | Files | None, indices: Tensor) -> Tensor | Thumbnails | None:
     """What the examples look like, to find near-duplicates; None for features and for files that are gone or broken."""
     if isinstance(inputs, Tensor):
-        return inputs[indices] if inputs.dtype == torch.uint8 and inputs.ndim == 4 else None
+        are_images = inputs.dtype == torch.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
+        return inputs[indices].expand(-1, 3, -1, -1) if are_images else None  # gray is all three colors alike
     if inputs is None or not len(indices):
         return None
     paths = [inputs.root / inputs.names[index] for index in indices.tolist()]
