@@ -596,6 +596,13 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         ([0, 1], {"dynamics": {"confidence": [0.1, 0.2], "margin": [1.0]}}, "must all be"),
         ([0, 1], {"dynamics": {"confidence": [0.1, 3.0], "margin": [1.0, 1.0]}}, "a confidence of 3"),
         ([0, 1], {"dynamics": {"confidence": [0.1], "margin": [1.0]}}, "2 labels but 1 rows of dynamics"),
+        ([0, 1], {"dynamics": {"confidence": ["a", "b"], "margin": [1.0, 1.0]}}, "confidence of the dynamics must be"),
+        (
+            [0, 1],
+            {"dynamics": {"confidence": [0.1, 0.2], "margin": [[1.0], [1.0, 2.0]]}},
+            "margin of the dynamics must",
+        ),
+        ([0, 1], {"features": [[1.0, 2.0], [3.0]]}, "features of type list are no matrix"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_sentence(labels, arrays, complaint):

@@ -55,7 +55,10 @@ def _labels(labels: Any, classes: tuple[str, ...] | None, width: int | None) -> 
     """(N,) class numbers, −1 for unlabeled, and the names of the classes."""
     if classes is not None and (not classes or len(set(classes)) < len(classes)):
         raise ValueError(f"classes ({_few(classes)}) must be at least one name, and no name twice")
-    cells = _array(labels)
+    try:
+        cells = _array(labels)
+    except ValueError as error:
+        raise ValueError(f"labels of type {type(labels).__name__} are no vector ({error}); give one of each") from error
     if cells.ndim != 1 or not len(cells):
         raise ValueError(f"labels of shape {cells.shape} must be a vector (N,) with at least one of them")
     if cells.dtype.kind in "iu":
@@ -116,16 +119,23 @@ def _dynamics(values: Mapping[str, Any]) -> Dynamics:
     missing = [name for name in ("confidence", "margin") if name not in values]
     if missing:
         raise ValueError(f"dynamics have {_few(list(values))} but no {missing[0]!r}; give confidence and margin")
-    confidence, margin = (torch.as_tensor(_array(values[name]).astype(np.float32)) for name in ("confidence", "margin"))
-    shapes = {tuple(each.shape) for each in (confidence, margin)}
-    count = torch.as_tensor(_array(values["count"])) if "count" in values else torch.ones_like(confidence)
-    if len(shapes | {tuple(count.shape)}) > 1 or confidence.ndim != 1:
-        raise ValueError(f"dynamics of shapes {sorted(shapes | {tuple(count.shape)})} must all be (N,)")
+    confidence, margin = (_vector(name, values[name]) for name in ("confidence", "margin"))
+    count = _vector("count", values["count"]) if "count" in values else torch.ones_like(confidence)
+    shapes = {tuple(each.shape) for each in (confidence, margin, count)}
+    if len(shapes) > 1 or confidence.ndim != 1:
+        raise ValueError(f"dynamics of shapes {sorted(shapes)} must all be (N,)")
     never = (count <= 0) | confidence.isnan() | margin.isnan()
     outside = confidence[~never & ~((confidence >= 0) & (confidence <= 1 + 1e-4))]
     if len(outside):
         raise ValueError(f"dynamics hold a confidence of {outside[0].item():g}; it must be a probability from 0 to 1")
     return Dynamics(confidence.clamp(max=1).masked_fill(never, torch.nan), margin.masked_fill(never, torch.nan))
+
+
+def _vector(name: str, values: Any) -> Tensor:
+    try:
+        return torch.as_tensor(_array(values).astype(np.float32))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} of the dynamics must be a vector of numbers ({error})") from error
 
 
 def _floating(name: str, values: Any, width: str) -> Tensor:
@@ -139,7 +149,12 @@ def _floating(name: str, values: Any, width: str) -> Tensor:
 
 
 def _numbers(name: str, values: Any) -> Any:  # an array that torch can take
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} of type {type(values).__name__} are no matrix ({error}); give rows of one length"
+        ) from error
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{name} of {array.dtype} must be floating-point numbers")
     return np.ascontiguousarray(array)  # a copy only where torch could not take it as it is
@@ -155,10 +170,7 @@ def _shared(array: Any) -> Tensor:
 def _array(values: Any) -> Any:  # an array of whatever the user has
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
-    try:
-        return np.asarray(values) if hasattr(values, "__array__") else _from_list(values)
-    except ValueError as error:
-        raise ValueError(f"labels of type {type(values).__name__} are no vector ({error}); give one of each") from error
+    return np.asarray(values) if hasattr(values, "__array__") else _from_list(values)
 
 
 def _from_list(values: Any) -> Any:
