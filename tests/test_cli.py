@@ -7,16 +7,19 @@ import resource
 import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from nearsay import __version__, cli
+from nearsay import __version__, cli, export
+from nearsay.cli import auditing, reading, starting
 from nearsay.commands import compare as comparing
-from nearsay.commands import doctor
+from nearsay.commands import doctor, handing
 from nearsay.config import ConfigError
+from nearsay.datasets.cifar import ORIGINALS
 from nearsay.host import Stopped
 from nearsay.run import RunError
 from nearsay.tables import TableError
@@ -440,3 +443,10 @@ def test_data_get_tells_where_the_data_is(monkeypatch, capsys, tmp_path):
     assert cli.main(["data", "get", "cifar10", "--to", str(tmp_path)]) == 0
     assert asked == [("cifar10", tmp_path)]
     assert capsys.readouterr().out == f"cifar10 is in {tmp_path}{os.sep}cifar-10-batches-py.\n"
+
+
+def test_the_command_line_offers_what_the_functions_behind_it_take():
+    """It lists the words itself, as those who know them bring torch."""
+    assert [*auditing.Tool] == [*get_args(handing.Tool)]
+    assert [*reading.Format] == [*get_args(export.Format)] == [*export.FILES]
+    assert [*starting.Public] == [*ORIGINALS]
