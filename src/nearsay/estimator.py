@@ -196,17 +196,19 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
             raise ValueError(f"objective={objective!r} must be None or an objective of nearsay, such as ELR()")
         epochs = check_number("epochs", _plain(self.epochs), 0.001, 1e6)
         labels = Labels(torch.from_numpy(table.codes), None, tuple(map(str, range(len(self.classes_)))))
+        machine = Machine(device=self.device, precision="float32")
+        weights = torch.from_numpy(table.weights).to(machine.find_device(), torch.float32)
         return Experiment(
             data=_Memory(Split(torch.from_numpy(table.inputs), labels)),
             backbone=_backbone(self.hidden),
-            objective=_Weighted(objective, torch.from_numpy(table.weights).float()),
+            objective=_Weighted(objective, weights),
             normalize=None,
             optimizer=AdamW(lr=check_number("learning_rate", _plain(self.learning_rate), 0, 1e3)),
             schedule=Cosine(warmup=min(1.0, epochs / 10)),
             epochs=epochs,
             batch_size=batch_size,
             seed=seed,
-            machine=Machine(device=self.device, precision="float32"),
+            machine=machine,
         )
 
 
@@ -253,7 +255,7 @@ class _Weighted:
     """An objective that takes each label for as much as its weight says."""
 
     base: Objective
-    weights: Tensor  # (N,) for each example
+    weights: Tensor  # (N,) for each example, where the network is
 
     def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
         """That of the base."""
@@ -265,8 +267,8 @@ class _Weighted:
 
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
         """The sum of a target row is the weight of its label."""
-        weights = self.weights.to(batch.targets.device)[batch.indices]
-        return self.base(outputs, replace(batch, targets=batch.targets * weights[:, None]), epoch, memory, stage)
+        targets = batch.targets * self.weights[batch.indices, None]
+        return self.base(outputs, replace(batch, targets=targets), epoch, memory, stage)
 
 
 def _encoded(
