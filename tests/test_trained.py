@@ -95,6 +95,8 @@ def test_features_are_refused_by_a_run_on_images(tmp_path):
     train(call.experiment, tmp_path, origin=call.origin)
     with pytest.raises(ValueError, match=r"features \(2, 32\) do not fit: this run was trained on images"):
         predict_run(tmp_path, torch.zeros(2, 32))
+    with pytest.raises(ValueError, match="images of 1 channels do not fit: this run was trained on images of 3; give"):
+        predict_run(tmp_path, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
     assert read_origin(tmp_path)["num_inputs"] == 3
 
 

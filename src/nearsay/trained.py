@@ -253,6 +253,10 @@ def _check_inputs(inputs: Inputs, trained: Trained, num_inputs: int) -> None:
             raise ValueError(
                 f"{len(inputs)} images do not fit: this run was trained on features; give an array of them"
             )
+        num_channels = 3 if isinstance(inputs, Files) else inputs.shape[1]
+        if num_channels != num_inputs:
+            told = f"this run was trained on images of {num_inputs}; give such images as an array, from Python"
+            raise ValueError(f"images of {num_channels} channels do not fit: {told}")
     elif trained.wants_images:
         raise ValueError(f"features {tuple(inputs.shape)} do not fit: this run was trained on images; give those")
     elif inputs.shape[1] != num_inputs:
