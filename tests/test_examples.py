@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import loop
+import nearsay_loop
 import numpy as np
 import pytest
 import text
@@ -85,6 +86,13 @@ def test_wrong_labels_of_the_toy_are_other_classes_and_as_many_as_said():
 def test_the_loop_runs(capsys):
     loop.main()
     assert capsys.readouterr().out.startswith("epoch 0: cross-entropy ")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_loop_of_nearsay_learns_the_classes_and_mends_labels(capsys):
+    assert nearsay_loop.main() > 0.9
+    before, after, _ = map(float, re.findall(r"[\d.]+(?=%)", capsys.readouterr().out))
+    assert after < 0.5 * before
 
 
 @pytest.mark.parametrize("number", range(2))

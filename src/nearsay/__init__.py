@@ -18,6 +18,7 @@ __all__ = [
     "Loss",
     "Mixup",
     "NCRClassifier",
+    "Nearsay",
     "Objective",
     "Outputs",
     "Predictions",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from nearsay.objectives.elr import ELR, elr
     from nearsay.objectives.gjs import GJS, gjs
     from nearsay.objectives.ncr import NCR, ncr
+    from nearsay.objectives.nearsay import Nearsay
     from nearsay.propagation import propagate_labels
 
 _MODULES = {
@@ -56,6 +58,7 @@ _MODULES = {
     "objectives.elr": ("ELR", "elr"),
     "objectives.gjs": ("GJS", "gjs"),
     "objectives.ncr": ("NCR", "ncr"),
+    "objectives.nearsay": ("Nearsay",),
     "propagation": ("propagate_labels",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
