@@ -56,17 +56,17 @@ def open_splits(experiment: Experiment) -> Splits:
     train = _chosen(experiment, labels, train)
     judged = []
     if validation is not None:
-        judged.append(Judged("validation", validation.inputs, _truth(validation.labels, experiment.validation_labels)))
+        judged.append(Judged("validation", validation.inputs, truth(validation.labels, experiment.validation_labels)))
     elif len(held_out):
-        truth = _truth(labels, experiment.validation_labels)[held_out]
-        judged.append(Judged("validation", select(inputs, held_out), truth))
+        kept = truth(labels, experiment.validation_labels)[held_out]
+        judged.append(Judged("validation", select(inputs, held_out), kept))
     test = _optional(experiment, "test")
     _check_leak(inputs, *(split.inputs for split in (validation, test) if split is not None))
     if test is not None:
-        judged.append(Judged("test", test.inputs, _truth(test.labels, "clean")))
+        judged.append(Judged("test", test.inputs, truth(test.labels, "clean")))
     second = None if experiment.second_test is None else experiment.second_test.open("test")
     if second is not None:
-        judged.append(Judged("second_test", second.inputs, _truth(second.labels, "clean")))
+        judged.append(Judged("second_test", second.inputs, truth(second.labels, "clean")))
     for split in (validation, test, second):
         if split is not None and split.labels.classes != labels.classes:
             raise ValueError(
@@ -75,7 +75,8 @@ def open_splits(experiment: Experiment) -> Splits:
             )
     blank = [each.name for each in judged if not (each.truth >= 0).any()]
     judged = [each for each in judged if each.name not in blank]
-    notes = tuple(f"the {name} split has no labels, so nothing is judged on it" for name in blank)
+    notes = [f"the {name} split has no labels, so nothing is judged on it" for name in blank]
+    notes += _doubt_rows(experiment, inputs)
     other = None
     if experiment.noise_per_network:
         if isinstance(experiment.noise, OpenSet):
@@ -84,7 +85,7 @@ def open_splits(experiment: Experiment) -> Splits:
         if seed is None:
             raise ValueError(f"noise_per_network=True cannot draw {experiment.noise} again, which has no seed")
         other = _noisy(experiment, replace(experiment.noise, seed=seed + 1), pure, inputs).given  # type: ignore[type-var]
-    return Splits(inputs, labels, train, held_out, judged, other, notes)
+    return Splits(inputs, labels, train, held_out, judged, other, tuple(notes))
 
 
 def open_train(experiment: Experiment) -> Split:
@@ -127,6 +128,7 @@ def pack_labels(splits: Splits, requested_rate: float | None) -> bytes:
         "num_open_set": np.array(realized.num_open_set),
         "fingerprint": np.array(realized.fingerprint),
         "inputs": np.array(digest_inputs(splits.inputs)),
+        "names": np.array(digest_names(splits.inputs)),
     }
     if labels.clean is not None:
         arrays["clean"] = labels.clean.numpy()
@@ -147,10 +149,26 @@ def digest_inputs(inputs: Inputs) -> str:
     return digest.hexdigest()
 
 
-def recorded_digest(content: bytes) -> str:
-    """What a `labels.npz` says of the inputs."""
+def digest_names(inputs: Inputs) -> str:
+    """A SHA-256 that tells whether the number of an example still means the same file; nothing for arrays."""
+    if not isinstance(inputs, Files):
+        return ""
+    return hashlib.sha256("\0".join(inputs.names).encode(errors="surrogateescape")).hexdigest()
+
+
+def recorded_digest(content: bytes, name: str = "inputs") -> str:
+    """What a `labels.npz` says of the inputs, or of their names; nothing where it does not say it."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return str(arrays["inputs"]) if "inputs" in arrays.files else ""
+        return str(arrays[name]) if name in arrays.files else ""
+
+
+def pack_relabeled(given: Tensor, content: bytes) -> bytes:
+    """The content of a file for `relabeled`: other labels for the examples of a `labels.npz`, and which these are."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        kept = {name: arrays[name] for name in ("classes", "inputs", "names") if name in arrays.files}
+    packed = io.BytesIO()
+    np.savez(packed, given=given.numpy(), **kept)
+    return packed.getvalue()
 
 
 def unpack_labels(content: bytes) -> Labels:
@@ -218,7 +236,8 @@ def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: 
     if noise is not None:
         labels = noise(labels, inputs if isinstance(inputs, Tensor) else None)
     if experiment.relabeled is not None:
-        labels = Labels(_recorded(Path(experiment.relabeled), labels), labels.clean, labels.classes)
+        given = _recorded(Path(experiment.relabeled), labels, inputs)
+        labels = Labels(given, labels.clean, labels.classes)
     if experiment.labeled == 1:
         return labels
     known = (labels.given >= 0).nonzero()[:, 0]
@@ -228,11 +247,15 @@ def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: 
     return Labels(given, labels.clean, labels.classes)
 
 
-def _recorded(path: Path, labels: Labels) -> Tensor:
+def _recorded(path: Path, labels: Labels, inputs: Inputs) -> Tensor:
     """(N,) labels that an earlier command has written."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        content = path.read_bytes()
+        names = recorded_digest(content, "names")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             given, classes = arrays["given"], tuple(map(str, arrays["classes"]))
+    except FileNotFoundError as error:
+        raise ValueError(f"relabeled={str(path)!r} is no file; nearsay clean and nearsay propagate make one") from error
     except Exception as error:  # what is no such file can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         reason = "it is no .npz file, or holds objects" if "allow_pickle" in reason else reason
@@ -245,7 +268,25 @@ def _recorded(path: Path, labels: Labels) -> Tensor:
             f"relabeled={str(path)!r} holds {len(given)} labels of {len(classes)} classes, but the data has "
             f"{len(labels.given)} examples of {len(labels.classes)}; it belongs to other data"
         )
+    if names and isinstance(inputs, Files) and names != digest_names(inputs):
+        raise ValueError(
+            f"relabeled={str(path)!r} goes by the number of each file, and files were renamed, moved or replaced; "
+            "put them back, or train on them as they are and audit that"
+        )
     return torch.from_numpy(given.astype(np.int64))
+
+
+def _doubt_rows(experiment: Experiment, inputs: Inputs) -> list[str]:
+    """A note where labels by number meet other arrays than they were made for: perhaps better features, or mixed up."""
+    if experiment.relabeled is None or isinstance(inputs, Files):
+        return []
+    made_for = recorded_digest(Path(experiment.relabeled).read_bytes())
+    if not made_for or made_for == digest_inputs(inputs):
+        return []
+    return [
+        f"relabeled={experiment.relabeled!r} was made for other inputs than these and goes by the number of the row; "
+        "make sure that the rows are the same examples in the same order"
+    ]
 
 
 def _chosen(experiment: Experiment, labels: Labels, train: Tensor) -> Tensor:
@@ -275,7 +316,7 @@ def _optional(experiment: Experiment, name: str) -> Split | None:
         return None
 
 
-def _truth(labels: Labels, wish: str) -> Tensor:
+def truth(labels: Labels, wish: str) -> Tensor:
     """The true labels where they are wished and known, else the given ones."""
     return labels.clean if wish == "clean" and labels.clean is not None else labels.given
 

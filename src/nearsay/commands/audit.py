@@ -22,7 +22,7 @@ from nearsay.datasets.images import ImageError, decode, why_unreadable
 from nearsay.experiment import Experiment
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
-from nearsay.splits import open_train
+from nearsay.splits import digest_names, open_train, recorded_digest
 from nearsay.tables import Cell
 from nearsay.trained import read_experiment, read_labels
 
@@ -67,7 +67,8 @@ def audit_run(
         predictions = read_predictions(folder, labels)
         shown = metrics.aligned(labels, predictions)
         place = config.override(experiment, f"machine.device={device}").machine.find_device()
-        inputs, absence = _open_inputs(experiment, "train", len(labels.given))
+        names = recorded_digest((folder / "labels.npz").read_bytes(), "names")
+        inputs, absence = _open_inputs(experiment, "train", len(labels.given), names)
         found = audit(
             shown.given,
             probabilities=predictions.logits.double().softmax(dim=1),
@@ -96,9 +97,9 @@ def audit_run(
     return Audited(found, predictions.indices, summary, written, page, remark, paths, absence)
 
 
-def file_names(experiment: Experiment, split: str, num: int | None = None) -> Files | None:
+def file_names(experiment: Experiment, split: str, num: int | None = None, names: str = "") -> Files | None:
     """The files of a split, None where its examples are no files or cannot be found any more."""
-    inputs, _ = _open_inputs(experiment, split, num)
+    inputs, _ = _open_inputs(experiment, split, num, names)
     return inputs if isinstance(inputs, Files) else None
 
 
@@ -110,14 +111,16 @@ def table_bytes(columns: Mapping[str, Sequence[Cell]], ending: str, *, for_sprea
         return path.read_bytes()
 
 
-def _open_inputs(experiment: Experiment, split: str, num: int | None) -> tuple[Tensor | Files | None, str]:
-    """What the network saw of a split; None, and why, where that cannot be found or is not of `num` examples."""
+def _open_inputs(experiment: Experiment, split: str, num: int | None, names: str) -> tuple[Tensor | Files | None, str]:
+    """What the network saw of a split; None, and why, where that is gone, not of `num` examples or of other names."""
     try:
         inputs = (open_train(experiment) if split == "train" else experiment.data.open(split)).inputs
     except (OSError, ValueError, ImportError) as error:
         return None, str(error).splitlines()[0] if str(error) else type(error).__name__
     if num not in (None, len(inputs)):
         return None, f"the run has learned {num:,} examples, and now there are {len(inputs):,}"
+    if names and isinstance(inputs, Files) and names != digest_names(inputs):
+        return None, "files were renamed, moved or replaced since the run was trained"
     return inputs, ""
 
 

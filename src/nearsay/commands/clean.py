@@ -1,12 +1,9 @@
 """The labels of an audited run, written anew by what was found and what was decided by hand."""
 
-import io
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +12,7 @@ from nearsay.commands.audit import file_names, read_doubt, table_bytes
 from nearsay.commands.corrections import read_corrections
 from nearsay.core import Labels, check_number
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
+from nearsay.splits import pack_relabeled, recorded_digest
 from nearsay.tables import Cell
 from nearsay.trained import read_experiment, read_labels
 
@@ -75,10 +73,11 @@ def clean_run(
         "drop": is_changed & (given < 0),
         "review": rows.is_issue & ~is_changed & ~is_decided,
     }
-    contents = {"cleaned.npz": _pack(given, labels.classes)}
+    learned = (folder / "labels.npz").read_bytes()
+    contents = {"cleaned.npz": pack_relabeled(given, learned)}
     for name, is_listed in lists.items():
         contents[f"cleaned-{name}.csv"] = table_bytes(_listed(is_listed, given, labels, rows), ".csv")
-    manifest = _manifest(folder, given, labels)
+    manifest = _manifest(folder, given, labels, recorded_digest(learned, "names"))
     if manifest is not None:
         contents["cleaned.csv"] = table_bytes(manifest.columns, ".csv")
     with open_run(folder, cure=COPY) as run:
@@ -140,12 +139,6 @@ def _read_audit(path: Path, labels: Labels) -> _Rows:
         raise RunError(f"{path} does not fit the run ({error}); audit it again", BAD_DATA) from error
 
 
-def _pack(given: Tensor, classes: Sequence[str]) -> bytes:
-    content = io.BytesIO()
-    np.savez(content, given=given.numpy(), classes=np.array(classes, dtype=np.str_))
-    return content.getvalue()
-
-
 def _listed(is_listed: Tensor, given: Tensor, labels: Labels, rows: _Rows) -> dict[str, list[Cell]]:
     """The listed examples: what they were called, what they are now, and what the audit suggests."""
     chosen = is_listed.nonzero()[:, 0].tolist()
@@ -166,10 +159,10 @@ class _Manifest(NamedTuple):
     root: Path
 
 
-def _manifest(folder: Path, given: Tensor, labels: Labels) -> _Manifest | None:
+def _manifest(folder: Path, given: Tensor, labels: Labels, names: str) -> _Manifest | None:
     """Paths, cleaned labels and splits of all files, below the root of the data; None where there are no files."""
     experiment = read_experiment(folder)
-    files = file_names(experiment, "train", len(given))
+    files = file_names(experiment, "train", len(given), names)
     if files is None:
         return None
     columns: dict[str, list[Cell]] = {

@@ -18,7 +18,7 @@ from nearsay.experiment import Experiment
 from nearsay.outcome import wrong_labels
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, RunError
-from nearsay.splits import open_splits
+from nearsay.splits import open_splits, truth
 from nearsay.trained import predict_run, read_experiment, read_labels
 
 
@@ -42,19 +42,19 @@ def evaluate(
         unreadable = [inputs.names[index] for index in sorted(problems)] if isinstance(inputs, Files) else []
         labels = _renumbered(labels, recorded.classes, data)
     labels = metrics.aligned(labels, predictions)
-    truth = labels.given if labels.clean is None else labels.clean
+    counting = labels.given if labels.clean is None else labels.clean
     logits = predictions.logits
     report: dict[str, Any] = {
         "split": split,
         "data": None if data is None else str(data),
-        "num_examples": int((truth >= 0).sum()),
+        "num_examples": int((counting >= 0).sum()),
         "num_unreadable": None if data is None else len(unreadable),
         "unreadable": unreadable,
-        "accuracy": metrics.accuracy(logits, truth),
-        "balanced_accuracy": metrics.class_accuracy(logits, truth).mean,
-        "top_5_accuracy": metrics.top_k_accuracy(logits, truth, k=5) if logits.shape[1] > 5 else None,
-        "nll": metrics.nll(logits, truth),
-        "calibration_error": metrics.calibration_error(logits, truth),
+        "accuracy": metrics.accuracy(logits, counting),
+        "balanced_accuracy": metrics.class_accuracy(logits, counting).mean,
+        "top_5_accuracy": metrics.top_k_accuracy(logits, counting, k=5) if logits.shape[1] > 5 else None,
+        "nll": metrics.nll(logits, counting),
+        "calibration_error": metrics.calibration_error(logits, counting),
         "detection": None if data is not None else _detection(folder, recorded),
     }
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in report.items()}
@@ -89,6 +89,8 @@ def _kept(
             return _trained_on(folder, _read_predictions(path)), recorded
         predicted = predict_run(folder, open_splits(experiment).inputs, device=device)
         return _trained_on(folder, predicted.predictions), recorded
+    if split == "validation" and path.is_file() and (kept := _held_out(folder, experiment, recorded)) is not None:
+        return _read_predictions(path), kept
     judged = {each.name: each for each in open_splits(experiment).judged}
     if split not in judged:
         known = " and ".join(["train", *judged])
@@ -97,6 +99,15 @@ def _kept(
     if path.is_file():
         return _read_predictions(path), labels
     return predict_run(folder, judged[split].inputs, device=device).predictions, labels
+
+
+def _held_out(folder: Path, experiment: Experiment, recorded: Labels) -> Labels | None:
+    """The labels that count of what was held out, as they were then; None if nothing was."""
+    with np.load(folder / "labels.npz", allow_pickle=False) as arrays:
+        rows = torch.from_numpy(arrays["validation"]) if "validation" in arrays.files else torch.empty(0)
+    if not len(rows):
+        return None
+    return Labels(given=truth(recorded, experiment.validation_labels)[rows], clean=None, classes=recorded.classes)
 
 
 def _read_predictions(path: Path) -> Predictions:

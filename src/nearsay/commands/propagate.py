@@ -1,6 +1,5 @@
 """Label propagation on the features of a finished run (paper Eq. 2): what the neighbors make of its labels."""
 
-import io
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from nearsay import metrics
 from nearsay.commands.predictions import read_predictions
 from nearsay.propagation import propagate_labels
 from nearsay.run import CANNOT_CREATE, RunError, open_run, write_whole
+from nearsay.splits import pack_relabeled
 from nearsay.trained import read_labels
 
 
@@ -30,11 +30,10 @@ def propagate(folder: Path, *, k: int = 50, mu: float = 0.02, out: Path | None =
     found = scores.argmax(dim=1).where(scores.sum(dim=1) > 0, -1)
     given = torch.full_like(labels.given, -1)
     given[seen.indices] = found
-    content = io.BytesIO()
-    np.savez(content, given=given.numpy(), classes=np.array(labels.classes, dtype=np.str_))
+    content = pack_relabeled(given, (folder / "labels.npz").read_bytes())
     is_inside = target.absolute().parent.resolve() == folder.resolve()
     with open_run(folder, cure="choose another file with --out") if is_inside else nullcontext():
-        write_whole(target, content.getvalue())
+        write_whole(target, content)
     report = {"file": str(target), "num_examples": len(found), "num_changed": int((found != shown.given).sum())}
     if shown.clean is None:
         return {**report, "accuracy_before": None, "accuracy_after": None}
@@ -49,7 +48,7 @@ def _check_target(target: Path) -> None:
         return
     try:
         with np.load(target, allow_pickle=False) as arrays:
-            is_ours = set(arrays.files) == {"given", "classes"}
+            is_ours = {"given", "classes"} <= {*arrays.files} <= {"given", "classes", "inputs", "names"}
     except Exception:  # what is no such file can raise anything
         is_ours = False
     if not is_ours:
