@@ -108,7 +108,7 @@ WRONG = [  # command line, exit code, words of the message
     ("predict RUN narrow.npy --out labels.txt", 2, "must end in one of .csv"),
     ("predict half image.png", 65, "half"),
     ("compare", 2, "missing argument 'RUN'"),
-    ("compare empty", 65, "holds a finished run"),
+    ("compare empty", 65, "empty holds no finished run; give folders that nearsay train or nearsay sweep has made"),
     ("compare RUN --split dev", 2, "'dev'"),
     ("compare RUN --split second_test", 65, "has no accuracy on split='second_test'"),
     ("recipes nope", 2, "there is no recipe 'nope'"),

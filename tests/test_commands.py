@@ -412,6 +412,30 @@ def test_a_split_that_was_not_judged_cannot_be_compared(runs):
         compare.compare(runs, split="dev")
 
 
+def test_runs_that_look_alike_are_told_by_the_names_of_their_folders(runs, tmp_path):
+    again = shutil.copytree(runs[0], tmp_path / "again")
+    origin = json.loads((again / "experiment.json").read_text())
+    origin["experiment"]["data"]["num_train"] = 300  # on other data
+    (again / "experiment.json").write_text(json.dumps(origin))
+    headers, rows = compare.comparison_cells(compare.compare([*runs[:2], again]), "test")
+    assert [len(row) for row in rows] == [len(headers)] * 4
+    assert headers[0] == "run"
+    assert [row[0] for row in rows] == ["ncr-0", "ncr-1", "ncr data.num_train=200: mean ± std", "again"]
+    twin = shutil.copytree(again, tmp_path / "other" / "again")
+    _, rows = compare.comparison_cells(compare.compare([again, twin]), "test")
+    assert [row[0] for row in rows[:2]] == [str(again), str(twin)]
+
+
+def test_a_folder_of_runs_stands_for_the_runs_in_it(runs, tmp_path):
+    for folder in runs:
+        shutil.copytree(folder, tmp_path / "sweep" / folder.name)
+    (tmp_path / "sweep" / "sweep.csv").write_text("")
+    (tmp_path / "sweep" / "begun").mkdir()
+    names = ["ncr-0", "ncr-1", "standard-0"]
+    found = compare.finished([tmp_path / "sweep", runs[0], tmp_path / "sweep" / "begun"])
+    assert list(found.values()) == [[tmp_path / "sweep" / name for name in names], [runs[0]], []]
+
+
 # The demonstration
 
 

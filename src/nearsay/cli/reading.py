@@ -108,7 +108,9 @@ def predict(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders that nearsay train has made.", metavar="RUN", exists=True, file_okay=False),
+        typer.Argument(
+            help="Folders that nearsay train or nearsay sweep has made.", metavar="RUN", exists=True, file_okay=False
+        ),
     ],
     split: Annotated[
         Split | None, typer.Option("--split", help="By default test, or validation if a run has none.")
@@ -120,10 +122,11 @@ def compare(
     from nearsay.commands import compare as command  # noqa: PLC0415  # brings torch
 
     done = command.finished(runs)
-    for folder in runs:
-        if folder not in done:
+    for folder, found in done.items():
+        if not found:
             print(f"note: {folder} holds no finished run and is left out", file=sys.stderr)
-    runs, chosen = done, command.common_split(done) if split is None else split.value
+    runs = [run for found in done.values() for run in found]
+    chosen = command.common_split(runs) if split is None else split.value
     groups = command.compare(runs, split=chosen)
     if html is not None:
         from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra

@@ -61,12 +61,23 @@ def common_split(folders: Sequence[Path]) -> str:
     return "test" if all(run.number("accuracy", "test", "final") is not None for run in runs) else "validation"
 
 
-def finished(folders: Sequence[Path]) -> list[Path]:
-    """The folders that hold a finished run; ValueError if none does."""
-    found = [folder for folder in folders if (folder / "result.json").is_file()]
-    if not found:
-        raise ValueError(f"none of the {len(folders)} folders holds a finished run, such as {folders[0]}")
+def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
+    """The finished runs of each folder: itself, or those in it, as after a sweep; ValueError if there is none."""
+    found = {folder: [folder] if _is_finished(folder) else _runs_in(folder) for folder in folders}
+    if not any(found.values()):
+        raise ValueError(
+            f"{folders[0]} holds no finished run; give folders that nearsay train or nearsay sweep has made"
+        )
     return found
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "result.json").is_file()
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The finished runs in a folder that is none itself."""
+    return sorted(each for each in folder.iterdir() if _is_finished(each))
 
 
 def _row(run: FinishedRun, split: str) -> dict[str, Any]:
@@ -93,16 +104,30 @@ def as_tree(group: Group) -> dict[str, Any]:
 def comparison_cells(groups: Sequence[Group], split: str) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a table: every run, and after those of a group their means."""
     headers = ["method", "recipe", "noise", "seed", f"{split}, final", "best", "last 10", "seconds", "images/s"]
+    names = _names([row for group in groups for row in group.rows])
     rows = []
     for group in groups:
         for row in group.rows:
             speed = ["-" if row[name] is None else f"{row[name]:,.0f}" for name in ("seconds", "images_per_second")]
-            first = [str(row["method"]), row["recipe"], percent(row["noise"]), str(row["seed"])]
-            rows.append([*first, *(percent(row[name]) for name in ACCURACIES), *speed])
+            told = [*_told(row), *(percent(row[name]) for name in ACCURACIES), *speed]
+            rows.append([names[row["run"]], *told] if names else told)
         if len(group.rows) > 1:
             means = [each.text(scale=100) if each else "-" for each in group.means.values()]
-            rows.append([f"{group.name}: mean ± std", "", "", f"n={len(group.rows)}", *means, "", ""])
-    return headers, rows
+            told = [f"{group.name}: mean ± std", "", "", f"n={len(group.rows)}", *means, "", ""]
+            rows.append([told[0], "", *told[1:]] if names else told)
+    return (["run", *headers] if names else headers), rows
+
+
+def _told(row: dict[str, Any]) -> list[str]:
+    return [str(row["method"]), row["recipe"], percent(row["noise"]), str(row["seed"])]
+
+
+def _names(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What to call each run where a table could not tell them apart otherwise; nothing where it can."""
+    if len({tuple(_told(row)) for row in rows}) == len(rows):
+        return {}
+    last = {row["run"]: Path(row["run"]).name for row in rows}
+    return last if len(set(last.values())) == len(last) else {run: run for run in last}
 
 
 def demo_cells(runs: Sequence[Demonstrated]) -> tuple[list[str], list[list[str]]]:
