@@ -4,6 +4,8 @@ import csv
 import json
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -177,3 +179,11 @@ def test_what_is_neither_a_run_nor_an_onnx_file_is_said(run_of, tmp_path, capsys
     ):
         assert cli.main(["predict", str(tmp_path / name), str(tmp_path / "x.npy")]) == 65
         assert told in capsys.readouterr().err
+
+
+def test_nothing_but_where_the_file_is_is_told_of_an_export(run_of, onnx_of, tmp_path):
+    onnx_of("toy")  # or no test
+    words = [sys.executable, "-m", "nearsay", "export", str(run_of("toy")), "--format", "onnx", "--out", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)  # what libraries log goes past pytest
+    assert done.stderr == ""
+    assert done.stdout == f"The model is in {tmp_path / 'model.onnx'}, with a card beside it.\n"

@@ -6,7 +6,10 @@ normalized inside, so that nobody can forget to. Safetensors hold weights alone;
 
 import io
 import json
+import logging
+import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, get_args
@@ -193,9 +196,14 @@ def _program(trained: Trained, signature: _Signature, facts: Mapping[str, Any], 
         file = io.BytesIO()
         torch.export.save(program, file, extra_files={"config.json": _json(facts)})
         return file.getvalue()
-    made = torch.onnx.export(
-        program, input_names=["inputs"], output_names=["logits", "features"], dynamo=True, verbose=False
-    )
+    with ExitStack() as quiet:  # torch tells its own developers of libraries that it could use, and of its old words
+        logger = logging.getLogger("torch.onnx")
+        quiet.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        quiet.enter_context(warnings.catch_warnings(action="ignore", category=FutureWarning))
+        made = torch.onnx.export(
+            program, input_names=["inputs"], output_names=["logits", "features"], dynamo=True, verbose=False
+        )
     assert made is not None
     proto = made.model_proto
     entry = proto.metadata_props.add()
