@@ -548,6 +548,12 @@ def test_the_columns_are_those_that_users_know():
     assert found.to_columns([10, 20, 30], with_neighbors=False) == columns
 
 
+def test_what_is_printed_of_an_audit_is_one_line_of_what_was_found():
+    found = audit([0, 1, 0, -1], probabilities=[[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.5, 0.5]])
+    assert repr(found).startswith("<Audit of 3 labels in 2 classes: 1 seem wrong, noise rate 0.")
+    assert len(repr(found)) < 120
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is no part of the core")
 def test_the_frame_has_a_row_for_each_example():
     frame = audit([0, 1], probabilities=[[0.9, 0.1], [0.6, 0.4]]).to_frame()

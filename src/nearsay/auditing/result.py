@@ -30,7 +30,7 @@ class Confused(NamedTuple):
     num_examples: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Audit:
     """Labels, judged; made by `audit`. All tensors are on the CPU, in the order of the labels."""
 
@@ -45,6 +45,12 @@ class Audit:
     ood_scores: Tensor | None  # (N,) from 0 to 1, low for what is like nothing else; None if unknown
     noise_rate: NoiseRate
     noise_matrix: Tensor | None  # (C, C) rows: what examples seem to be, columns: their labels; None if unknown
+
+    def __repr__(self) -> str:
+        """How much was found; the tensors would fill the screen."""
+        rate = f"{self.noise_rate.estimate:.3f} from {self.noise_rate.low:.3f} to {self.noise_rate.high:.3f}"
+        num, issues = int((self.given >= 0).sum()), int(self.is_issue.sum())
+        return f"<Audit of {num} labels in {len(self.classes)} classes: {issues} seem wrong, noise rate {rate}>"
 
     @property
     def neighbors(self) -> Evidence | None:
