@@ -104,14 +104,13 @@ def test_an_audit_by_a_network_that_has_learned_nothing_doubts_itself_and_so_doe
     told = capsys.readouterr()
     assert f"{summary['doubt']}; so only what you decided was changed" in told.err
     assert told.out.startswith(f"0 labels relabeled, 0 dropped, {summary['num_issues']} to be reviewed.")
-    assert shlex.split(told.out.splitlines()[-1].removeprefix("Train on them: "))[:4] == [
-        "nearsay",
-        "train",
-        "folder",
-        f"path={photographs / 'photos'}",
-    ]
-    assert cli.main(["clean", str(run), "--drop-below", "0.1"]) == 0  # who gives a number is told of the doubt as well
-    assert capsys.readouterr().err == f"note: {summary['doubt']}.\n"
+    told = told.out.splitlines()[-1]
+    assert told.endswith(f"nothing new to train on; decide by hand with nearsay review {shlex.quote(str(run))}.")
+    assert cli.main(["clean", str(run), "--drop-below", "0.9"]) == 0  # who gives a number is told of the doubt as well
+    told = capsys.readouterr()
+    assert told.err == f"note: {summary['doubt']}.\n"
+    words = ["nearsay", "train", "folder", f"path={photographs / 'photos'}"]
+    assert shlex.split(told.out.splitlines()[-1].removeprefix("Train on them: "))[:4] == words
 
 
 def test_the_manifest_of_clean_labels_is_trained_on_by_the_command_that_is_printed(photographs, tmp_path, capsys):

@@ -134,6 +134,10 @@ def clean(
     if done.root is not None:
         words = ["nearsay", "train", "manifest", f"path={run / 'cleaned.csv'}", f"root={done.root}"]
         print(f"As a table for other settings: {shlex.join(words)}")
+    if not counts["relabeled"] and not counts["dropped"]:
+        decide = f"; decide by hand with nearsay review {shlex.quote(str(run))}" if counts["review"] else ""
+        print(f"No label is another now, so there is nothing new to train on{decide}.")
+        return
     again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
     print(f"Train on them: {again}")
 
