@@ -156,11 +156,22 @@ def test_paths_are_made_absolute_in_the_experiment_and_in_the_record(own, monkey
     assert from_origin(call.origin).experiment == call.experiment
 
 
+@pytest.mark.parametrize(("name", "recipe"), [("photos", "folder"), ("a.csv", "manifest"), ("b.npz", "embeddings")])
+def test_data_where_a_recipe_should_stand_is_told_what_trains_on_it(tmp_path, monkeypatch, name, recipe):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for file in ("a.csv", "b.npz"):
+        (tmp_path / file).write_text("")
+    with pytest.raises(ConfigError, match=f"its .py file; for data, nearsay train {recipe} path={name}$"):
+        call_recipe(name, [])
+
+
 @pytest.mark.parametrize(
     ("recipe", "arguments", "sentence"),
     [
         ("quagga", "", "there is no recipe 'quagga'; there are cifar10, "),
         ("methods", "", "there is no recipe 'methods'"),
+        ("toy", "backbone.hidden=3", "is a field, not what the recipe toy takes; --set backbone.hidden=3 changes it"),
         ("_cifar", "", "there is no recipe '_cifar'"),
         ("../toy", "", "there is no recipe '../toy'"),
         ("", "", "there is no recipe ''"),

@@ -152,7 +152,8 @@ def test_without_images_the_expected_layout_is_shown(tmp_path, names, expected):
 def test_a_path_that_is_no_folder_is_refused(tmp_path):
     assert "is no folder; give the one that holds the classes" in refused(Folder(path=tmp_path / "none"))
     (tmp_path / "file").write_text("")
-    assert "is no folder" in refused(Folder(path=str(tmp_path / "file")))
+    told = "is no folder; give the one that holds the classes; a table of images is read by nearsay train manifest"
+    assert told in refused(Folder(path=str(tmp_path / "file")))
 
 
 def test_the_folder_above_the_one_that_holds_the_classes_is_refused_with_the_right_one(tmp_path):

@@ -105,10 +105,24 @@ def _built_in(name: str) -> Callable[..., Any]:
     if name not in names:
         raise ConfigError(
             f"there is no recipe {quoted(name)}{nearest(name, names)}; there are {', '.join(names)}, "
-            "and one of your own is given by the path of its .py file"
+            f"and one of your own is given by the path of its .py file{_meant(name)}"
         )
     recipe: Callable[..., Any] = import_module(f"nearsay.recipes.{name}").recipe
     return recipe
+
+
+def _meant(name: str) -> str:
+    """What trains on data whose path stands where a recipe should; nothing for other names."""
+    endings = {
+        ".csv": "manifest",
+        ".tsv": "manifest",
+        ".parquet": "manifest",
+        ".npz": "embeddings",
+        ".npy": "embeddings",
+    }
+    path = Path(name)
+    recipe = "folder" if name and path.is_dir() else endings.get(path.suffix.lower()) if path.is_file() else None
+    return f"; for data, nearsay train {recipe} path={name}" if recipe else ""
 
 
 def _from_source(source: str, name: str) -> Callable[..., Any]:
@@ -137,6 +151,10 @@ def _call(recipe: Callable[..., Any], name: str, pairs: Mapping[str, str], recor
     for key, text in pairs.items():
         if key not in types:
             takes = ", ".join(types) or "nothing"
+            if "." in key:
+                raise ConfigError(
+                    f"{quoted(key)} is a field, not what the recipe {name} takes; --set {key}={text} changes it"
+                )
             raise ConfigError(f"the recipe {name} has no {quoted(key)}{nearest(key, types)}; it takes {takes}")
         values[key] = read_text(key, text, types[key])
     for key, parameter in inspect.signature(recipe).parameters.items():

@@ -51,7 +51,8 @@ class Folder:
         """What `open` gives, and how many files were skipped."""
         root = Path(self.path).expanduser()
         if not root.is_dir():
-            raise ValueError(f"path={str(self.path)!r} is no folder; give the one that holds the classes")
+            table = "; a table of images is read by nearsay train manifest" if root.is_file() else ""
+            raise ValueError(f"path={str(self.path)!r} is no folder; give the one that holds the classes{table}")
         reader = _Reader(root)
         folders = _split_folders(reader)
         is_drawn = self.validation is not None and "train" in folders and "validation" not in folders
