@@ -44,8 +44,8 @@ def review(
     before = "" if tally.now == tally.total else f", and {tally.total:,} in all"
     if tally.total:
         labels = "1 label was" if tally.now == 1 else f"{tally.now:,} labels were"
-        told = f"{labels} decided{before}: they are in {tally.path}"
-        print(f"\n{told}; nearsay clean {shlex.quote(str(run))} makes labels of them that can be trained on.")
+        told = f"{labels} decided{before}: {'it is' if tally.total == 1 else 'they are'} in {tally.path}"
+        print(f"\n{told}; nearsay clean {shlex.quote(str(run))} makes labels that can be trained on.")
     else:
         print(f"\nNo label was decided; nearsay review {shlex.quote(str(run))} begins again.")
 

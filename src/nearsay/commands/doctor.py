@@ -76,7 +76,8 @@ def _device() -> list[Finding]:
     try:
         import torch  # noqa: PLC0415  # a broken torch is something to tell, not to fail on
 
-        cores = f"CPU, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        cores = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
         if torch.cuda.is_available():
             names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
             return [Finding("device", f"{', '.join(names)}; CUDA {torch.version.cuda}")]

@@ -102,10 +102,12 @@ function kind(label, example) {
   return label === example.suggested ? "suggested" : "else";
 }
 
+const EXPLAINED = { ood_score: "ood score (low: like nothing else)" };
+
 function showDetails(example) {
   const rows = [];
   if (example.status !== "ok") rows.push(["status", example.status]);
-  for (const [name, cell] of Object.entries(example.details)) rows.push([name.replaceAll("_", " "), cell]);
+  for (const [name, cell] of Object.entries(example.details)) rows.push([EXPLAINED[name] || name.replaceAll("_", " "), cell]);
   find("details").replaceChildren(...rows.flatMap(([name, cell]) => [element("dt", name), element("dd", cell, "name")]));
 }
 
