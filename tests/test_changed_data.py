@@ -9,6 +9,7 @@ from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
 from nearsay.commands.evaluate import evaluate
 from nearsay.commands.propagate import propagate
+from nearsay.review.pictures import open_source
 from nearsay.splits import open_splits
 from nearsay.train import train
 
@@ -53,10 +54,22 @@ def test_other_names_are_not_given_to_what_was_judged(photos, change):
     assert not (photos / "run" / "cleaned.csv").exists()
 
 
+@pytest.mark.parametrize("change", [rename, move_to_another_class])
+def test_other_pictures_are_not_shown_of_what_was_judged(photos, change):
+    assert open_source(photos / "run", 12).note == ""
+    change(photos)
+    found = open_source(photos / "run", 12)
+    assert found.inputs is None
+    assert found.note == "Files were renamed, moved or replaced since training, so no pictures are shown."
+
+
 def test_a_file_that_was_repaired_in_place_keeps_its_name(photos):
     Image.new("RGB", (90, 70), (1, 2, 3)).save(photos / "images" / "cat" / "01.png")
     found = audit_run(photos / "run", device="cpu", report=False, k=3)
     assert (found.absence, found.paths[0]) == ("", "cat/01.png")
+    shown = open_source(photos / "run", 12)
+    assert shown.inputs is not None
+    assert "a picture may be another than the one judged" in shown.note
 
 
 @pytest.mark.parametrize("make", [clean_run, propagate])

@@ -15,7 +15,7 @@ from nearsay import config
 from nearsay.core import Files
 from nearsay.datasets.images import ImageError, decode
 from nearsay.experiment import Experiment
-from nearsay.splits import digest_inputs, open_train, recorded_digest
+from nearsay.splits import digest_inputs, digest_names, open_train, recorded_digest
 from nearsay.trained import read_origin
 
 LARGE, SMALL = 1024, 160  # pixels of the longer side, at most
@@ -82,6 +82,9 @@ def open_source(folder: Path, num: int) -> Source:
         return Source(None, f"The pictures cannot be shown, because the data cannot be opened: {reason}", {})
     if len(inputs) != num:
         return Source(None, f"The data has {len(inputs)} examples now and had {num}, so no pictures are shown.", {})
+    names = _recorded(folder, "names")
+    if names and isinstance(inputs, Files) and names != digest_names(inputs):  # then a number means another file
+        return Source(None, "Files were renamed, moved or replaced since training, so no pictures are shown.", {})
     if isinstance(inputs, Tensor) and (
         inputs.ndim != 4 or inputs.dtype != torch.uint8 or inputs.shape[1] not in (1, 3)
     ):
@@ -100,8 +103,12 @@ def _extra(experiment: Experiment, num: int) -> dict[str, Sequence[str | None]]:
 
 
 def _has_changed(folder: Path, inputs: Tensor | Files) -> bool:
-    try:
-        recorded = recorded_digest((folder / "labels.npz").read_bytes())
-    except (OSError, ValueError):
-        return False
+    recorded = _recorded(folder, "inputs")
     return bool(recorded) and recorded != digest_inputs(inputs)
+
+
+def _recorded(folder: Path, name: str) -> str:
+    try:
+        return recorded_digest((folder / "labels.npz").read_bytes(), name)
+    except (OSError, ValueError):
+        return ""
