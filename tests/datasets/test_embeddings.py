@@ -121,6 +121,14 @@ def test_labels_in_one_column_of_text(tmp_path, header):
     assert labels.classes == ("0", "1", "2")
 
 
+def test_numbers_with_leading_zeros_are_names(tmp_path):
+    np.save(tmp_path / "x.npy", FEATURES)
+    (tmp_path / "y.csv").write_text('label\n007\n7\n10115\n""\n7\n007\n')
+    labels = Embeddings(path=tmp_path / "x.npy", labels=tmp_path / "y.csv").open("train").labels
+    assert labels.classes == ("007", "10115", "7")
+    assert labels.given.tolist() == [0, 2, 1, -1, 2, 0]
+
+
 def test_labels_in_an_array_of_their_own(tmp_path):
     np.save(tmp_path / "x.npy", FEATURES)
     np.save(tmp_path / "y.npy", NUMBERS)

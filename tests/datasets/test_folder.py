@@ -44,6 +44,11 @@ def test_folders_are_classes(tmp_path):
     assert "it has train" in refused(folder, "nonsense")
 
 
+def test_two_classes_that_look_the_same_are_refused(tmp_path):
+    message = refused(make(tmp_path, "caf\u00e9/a.jpg", "cafe\u0301/b.jpg", "tea/c.jpg"))
+    assert message == r"classes 'cafe\u0301' and 'caf\xe9' look the same; put their images into one folder"
+
+
 @pytest.mark.parametrize("validation", ["val", "validation", "VAL"])
 def test_folders_of_splits_hold_folders_of_classes(tmp_path, validation):
     folder = make(tmp_path, "train/cat/a.jpg", "train/dog/b.jpg", f"{validation}/dog/c.jpg", "test/cat/d.jpg")

@@ -117,8 +117,8 @@ def _read_table(path: Path, columns: Sequence[str] | None = None) -> dict[str, _
 
 
 def _cells(cells: Sequence[str | None]) -> _Array:
-    """Class numbers if every cell is one or missing, names otherwise."""
-    if any(cells) and all(cell is None or re.fullmatch("-?[0-9]{1,18}", cell) for cell in cells):
+    """Class numbers if every cell is one or missing, names otherwise: 007 is a name, as no number is written so."""
+    if any(cells) and all(cell is None or re.fullmatch("0|-?[1-9][0-9]{0,17}", cell) for cell in cells):
         return np.array([-1 if cell is None else int(cell) for cell in cells], dtype=np.int64)
     return np.array([cell or "" for cell in cells], dtype=np.str_)
 

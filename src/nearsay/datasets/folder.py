@@ -1,6 +1,7 @@
 """Images in folders named after their classes, with or without folders for the splits around them."""
 
 import os
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,12 @@ def _classes(reader: _Reader, folders: dict[str, str]) -> tuple[str, ...]:
             raise ValueError(
                 f"class {unknown[0]!r} is in {folders[split]!r} but not in {folders['train']!r}, where it would "
                 "have to be learned; add it there, or remove it"
+            )
+    written: dict[str, str] = {}  # as it looks -> as it is
+    for name in sorted(known):
+        if (other := written.setdefault(unicodedata.normalize("NFC", name), name)) != name:
+            raise ValueError(
+                f"classes {other!a} and {name!a} look the same; put their images into one folder"
             )
     return tuple(sorted(known))
 
