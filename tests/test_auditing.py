@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
 
 from nearsay import metrics, neighbors
 from nearsay.auditing import audit, estimating, evidence, inputs, judging
@@ -217,6 +218,34 @@ def test_the_interval_holds_those_of_all_estimates_and_what_they_may_err_togethe
         0,
         estimating.wilson(0.0, 1000)[1],
     )  # none errs where none is seen
+
+
+def test_a_label_is_rejected_with_confidence_by_what_is_as_sure_as_usual():
+    beliefs = torch.tensor(
+        [[0.9, 0.1, 0], [0.7, 0.3, 0], [0.6, 0.4, 0], [0.2, 0.8, 0], [0.3, 0.6, 0.1], [0.85, 0.1, 0.05]]
+    )
+    labels = torch.tensor(
+        [0, 0, 1, 1, 1, 1]
+    )  # class 0 is believed by .8 on average, class 1 by (.4 + .8 + .6 + .1) / 4
+    assert estimating.confident_share(beliefs, labels) == pytest.approx(1 / 6)  # the last alone: .6 is less than .8
+    assert estimating.confident_share(3 * beliefs, labels) == pytest.approx(1 / 6)
+    assert estimating.confident_share(beliefs, torch.tensor([0, 0, 0, 1, 1, 0])) == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_the_interval_allows_for_a_classifier_that_is_often_wrong(rate):
+    drawn = generator(4)
+    clean = torch.arange(900) % 10
+    centers = 3.5 * torch.nn.functional.normalize(torch.randn(10, 32, generator=drawn))
+    features = centers[clean] + torch.randn(900, 32, generator=drawn)
+    given = Symmetric(rate=rate, redraw=False)(Labels(clean, clean, tuple(map(str, range(10))))).given
+    pieces = torch.arange(900) % 3
+    sure = torch.zeros(900, 10)
+    for piece in range(3):  # each by a classifier that has not seen it
+        learned = LogisticRegression(max_iter=200).fit(features[pieces != piece], given[pieces != piece])
+        sure[pieces == piece] = torch.from_numpy(learned.predict_proba(features[pieces == piece])).float()
+    _, low, high = audit(given, probabilities=sure, features=features).noise_rate
+    assert low <= (given != clean).double().mean() <= high < 0.5
 
 
 def test_doubts_fall_with_the_score_as_a_least_squares_fit_does():

@@ -64,6 +64,20 @@ def mixture_share(values: Tensor) -> float:
     return shares[int(means.argmin())].item()
 
 
+def confident_share(beliefs: Tensor, labels: Tensor) -> float:
+    """The share of (N,) labels of which another class is believed as much as it is of those labeled so on average.
+
+    Confident learning (Northcutt et al. 2021): a network that is seldom sure of a class rejects little by being unsure.
+    Rows of `beliefs` (N, C) need not sum to 1.
+    """
+    shares = beliefs / beliefs.sum(dim=1, keepdim=True)
+    own = shares.gather(1, labels[:, None])[:, 0]
+    sums = torch.zeros(beliefs.shape[1], dtype=shares.dtype).index_add_(0, labels, own)
+    usual = sums / torch.bincount(labels, minlength=len(sums))  # (C,) NaN for a class that nothing is labeled as
+    most, best = shares.where(shares >= usual, -1.0).max(dim=1)
+    return ((most >= 0) & (best != labels)).double().mean().item()
+
+
 def wilson(share: float, num: int) -> tuple[float, float]:
     """The 95 % interval of a share that was counted among `num`."""
     if not num:

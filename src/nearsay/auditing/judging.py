@@ -13,8 +13,8 @@ two heaps, that rate is the mean of two sizes of the lower one: below the best c
 were learned, and as a bell curve beside another, which takes hard examples for wrong ones, but at least the former.
 Otherwise it is the share that the views together reject, which is too low if they were learned from the labels. These
 may as well be hard examples that are labeled right, so that the interval then begins at none; without dynamics it does
-so where the scores do not fall into two heaps. Labels of which nothing is known are left out of the estimate, and the
-interval allows all or none of them to be wrong.
+so where the scores do not fall into two heaps, and else holds the share that confident learning finds as well. Labels
+of which nothing is known are left out of the estimate, and the interval allows all or none of them to be wrong.
 """
 
 import math
@@ -184,16 +184,19 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
     is_judged = ~scores.isnan()
     num = int(is_judged.sum())
     rejected = low = (scores < 0.5)[is_judged].double().mean().item()
+    confident = []
     if beliefs.views:
         total = sum(beliefs.views.values(), start=torch.zeros(()))  # (N, C)
         is_seen = is_judged & (total.sum(dim=1) > 0)
         if is_seen.any():
             rejected = (total.argmax(dim=1) != inputs.labels)[is_seen].double().mean().item()
+            if inputs.dynamics is None:
+                confident.append(estimating.confident_share(total[is_seen], inputs.labels[is_seen]))
     threshold = None if inputs.dynamics is None else _training_cut(inputs.dynamics, inputs.labels)
     if inputs.dynamics is None or threshold is None:
         halves = estimating.cut(scores)
         is_split = halves.explained >= estimating.IS_SPLIT
-        others = [low]
+        others = [low, *confident]
         if inputs.dynamics is not None and is_split:  # wrong labels may have been learned in training
             others.append((scores <= halves.threshold).sum().item() / num)
         if inputs.dynamics is not None or not is_split:  # nothing tells wrong labels from hard examples labeled right
