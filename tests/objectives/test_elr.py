@@ -1,3 +1,5 @@
+import math
+
 import oracles
 import pytest
 import torch
@@ -114,6 +116,29 @@ def test_padding_leaves_the_memory_as_it_was_even_if_it_is_not_a_number():
         assert torch.isfinite(loss.total)
         assert (gradient[1] == 0).all()
         assert (gradient[[0, 2]] != 0).all()
+
+
+def test_what_is_not_finite_is_seen_in_the_loss_and_leaves_no_trace():
+    averages, logits = random_averages(6, 4), random_tensor(3, 4)
+    logits[1] = torch.nan
+    expected = updated(averages, logits[[0, 2]], [4, 1], 0.7)
+    loss = call(ELR(beta=0.7), logits, make_batch([4, 3, 1]), averages)
+    torch.testing.assert_close(averages, expected, **EXACT)
+    assert loss.total.isnan()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "share"), [(0.0, math.exp(-5)), (3.0, math.exp(-1.25)), (6.0, 1.0), (9.0, 1.0)]
+)  # it stays
+def test_the_weight_rises_over_the_ramp(epoch, share):
+    logits, batch = random_tensor(3, 4), make_batch([4, 3, 1])
+    outputs = Outputs(torch.zeros(3, 1), logits)
+    for ramp, expected in ((0.0, 1.0), (6.0, share)):
+        memory = {"averages": random_averages(6, 4)}
+        loss = ELR(beta=0.7, weight=2.0, ramp=ramp)(outputs, batch, torch.tensor(epoch), memory, "elr")
+        regularizer = 2 * expected * elr(logits, memory["averages"][batch.indices]).mean()
+        torch.testing.assert_close(loss.terms["elr"], regularizer, rtol=1e-6, atol=0)
+        torch.testing.assert_close(loss.total, loss.terms["cross_entropy"] + regularizer, rtol=1e-6, atol=0)
 
 
 def test_a_teacher_writes_in_place_of_the_network():

@@ -156,6 +156,20 @@ def test_it_is_what_loops_over_numbers_give(stage, is_mixed, filled):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("part", [0, 1], ids=["features", "logits"])
+def test_what_is_not_finite_leaves_no_trace(part):
+    outputs, batch = make_batch()
+    memory, before = make_memory(), make_memory()
+    assert batch.teacher is not None
+    batch.teacher[part][1] = torch.nan  # of a real row
+    who = int(batch.indices[1])
+    OBJECTIVE(outputs, batch, torch.tensor(5.0), memory, "neighbors")
+    for name, table in memory.items():
+        assert table.isfinite().all(), name
+    for name in ("features", "beliefs", "seen"):
+        assert torch.equal(memory[name][who], before[name][who]), name
+
+
 def test_labels_are_learned_as_they_are_until_it_starts():
     assert [OBJECTIVE.stage(epoch, {}) for epoch in (0.0, 1.9, 2.0, 50.0)] == ["labels"] * 2 + ["neighbors"] * 2
 
