@@ -114,6 +114,26 @@ def test_groups_are_all_that_hang_together_and_numbered_by_their_first():
     assert evidence.duplicate_groups(positions, similarities, distances).tolist() == [0, 1, 0, 1, -1]
 
 
+def test_near_duplicates_are_far_nearer_than_the_others_of_either():
+    positions = torch.tensor([[1, 4], [2, 3], [1, 3], [1, 2], [5, 0], [4, 0], [7, 0], [6, 0]])
+    distances = torch.tensor([[0.1, 1.0], [0.15, 0.2], [0.15, 0.2], [0.2, 0.2], *[[0.9, 1.0]] * 4])
+    similarities = torch.full((8, 2), 0.9)
+    assert (evidence.duplicate_groups(positions, similarities, distances) == -1).all()  # 1 has others as near as 0
+    distances[1] = 1.0
+    assert evidence.duplicate_groups(positions, similarities, distances).tolist() == [0, 0] + [-1] * 6
+
+
+def test_of_two_that_are_nearly_the_same_the_nearer_comes_first():
+    center, away = torch.randn(2, 512, generator=generator(), dtype=torch.float64)
+    features = center + torch.tensor([0.0, 3e-3, 1e-3, 2e-3, 4e-3])[:, None] * away
+    found = evidence.gather_evidence(features.float(), 4, None)
+    assert found.positions[0].tolist() == [2, 3, 1, 4]  # which products in float32, right to 1e-7, cannot tell
+    units = torch.nn.functional.normalize(features)
+    exact = torch.linalg.vector_norm(units[0] - units[found.positions[0]], dim=1)
+    torch.testing.assert_close(found.distances[0].double(), exact, rtol=1e-3, atol=0)
+    torch.testing.assert_close(1 - found.similarities[0].double(), exact.square() / 2, rtol=0, atol=6.1e-8)
+
+
 def test_planted_near_duplicates_are_found_and_nobody_else():
     pixels = torch.from_numpy(load_digits().data).float()
     copied = torch.randperm(len(pixels), generator=generator())[:100]
@@ -306,6 +326,48 @@ def test_the_interval_begins_at_none_where_training_shows_one_heap_of_labels():
     assert unknown.noise_rate.high > 0.1
     assert known.noise_rate.estimate == pytest.approx(0.2, abs=0.01)
     assert known.noise_rate.low > 0.03
+
+
+def test_the_rate_of_two_heaps_is_the_mean_of_two_sizes_and_its_interval_holds_all_views():
+    drawn = generator(3)
+    margins = torch.cat([torch.randn(300, generator=drawn) - 3, 2.5 * torch.randn(700, generator=drawn) + 4])
+    labels, dynamics = torch.arange(1000) % 2, {"confidence": margins.sigmoid(), "margin": margins}
+    below = (margins <= estimating.cut(margins).threshold).double().mean().item()
+    lower = estimating.mixture_share(margins)
+    assert below > lower + 0.01  # the wide heap reaches below the cut
+    found = audit(labels, dynamics=dynamics).noise_rate
+    assert found.estimate == pytest.approx(below)
+    mirrored = {"confidence": margins.neg().sigmoid(), "margin": -margins}
+    below = (-margins <= estimating.cut(-margins).threshold).double().mean().item()
+    lower = estimating.mixture_share(-margins)
+    assert lower > below + 0.01
+    found = audit(labels, dynamics=mirrored).noise_rate
+    assert found.estimate == pytest.approx((below + lower) / 2)
+    agreeing = audit(labels, dynamics=dynamics, probabilities=torch.eye(2)[labels]).noise_rate
+    assert agreeing.low == 0  # the network has learned all labels, and rejects none
+
+
+def test_what_scores_tell_apart_may_be_wrong_where_training_does_not_show_it():
+    labels = torch.arange(300) % 2
+    is_low = torch.arange(300) % 10 < 3
+    sure = torch.where(is_low, 0.6, 0.99)
+    probabilities = torch.eye(2)[labels] * sure[:, None] + (1 - torch.eye(2)[labels]) * (1 - sure[:, None])
+    dynamics = {"confidence": torch.full((300,), 0.9), "margin": torch.full((300,), 2.0)}
+    found = audit(labels, dynamics=dynamics, probabilities=probabilities).noise_rate
+    assert found.estimate == 0
+    assert found.low == 0
+    assert found.high == pytest.approx(estimating.wilson(0.3, 300)[1])
+
+
+def test_the_lower_heap_has_no_vote_where_training_or_a_view_speaks_against_it():
+    scores = torch.tensor([0.6] * 3 + [0.95] * 7)
+    is_upper = scores > 0.9
+    margins = torch.where(is_upper, 0.9, 0.7)
+    agreed = judging._Beliefs({}, {"neighbors": margins, "probabilities": margins})
+    refused = judging._Beliefs({}, {"neighbors": margins - 0.3, "probabilities": margins})
+    assert judging._is_trusted(scores, agreed, None).all()
+    assert torch.equal(judging._is_trusted(scores, refused, None), is_upper)
+    assert torch.equal(judging._is_trusted(scores, agreed, scores), is_upper)
 
 
 def test_a_suggestion_is_as_sure_as_one_view_and_not_as_all_multiplied():
