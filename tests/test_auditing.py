@@ -728,6 +728,17 @@ def test_the_index_finds_nearly_all_neighbors_and_says_how_many():
     assert "propagation" not in judged.parts
 
 
+def test_the_recall_is_of_neighbors_that_are_there():
+    pytest.importorskip("faiss")
+    features = torch.eye(200).repeat(2, 1)  # each has one neighbor, and nobody else is on its side
+    (similarities, positions), recall = neighbors.nearest_others(features, 5, approximate=True)
+    assert recall == 1
+    assert (similarities > 0).sum(dim=1).tolist() == [1] * 400
+    assert torch.equal(
+        positions.gather(1, similarities.argmax(dim=1, keepdim=True))[:, 0] % 200, torch.arange(400) % 200
+    )
+
+
 def test_an_index_is_asked_only_for_very_many_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.setattr(neighbors, "APPROXIMATE_FROM", 50)
