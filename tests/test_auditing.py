@@ -520,6 +520,21 @@ def test_one_class_is_always_right():
     assert found.review_for(0.9) == 0
 
 
+def test_of_whom_no_view_speaks_nothing_is_suggested():
+    features, _, given = blobs(60, noise=0.0)
+    features[:2] = 0
+    given[1] = -1
+    found = audit(given, features=features)
+    assert found.suggested.labels[:2].tolist() == [given[0].item(), -1]
+    assert found.suggested.probabilities[1].isnan()
+    assert (found.suggested.labels[2:] == given[2:]).all()
+
+
+def test_who_is_the_same_as_its_neighbors_is_not_foreign():
+    found = evidence_of([[1, 2], [0, 2], [0, 1]], [[1.0, 1.0]] * 3, [0, 0, 0], [[0.0, 0.0]] * 3)
+    assert evidence.closeness(found).tolist() == [1, 1, 1]
+
+
 def test_constant_features_say_nothing():
     found = audit([0, 1] * 20, features=torch.ones(40, 3), k=5)
     assert (found.duplicate_groups >= 0).all()

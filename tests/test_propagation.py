@@ -333,3 +333,11 @@ def test_what_cannot_be_meant_is_refused_with_a_cure(arguments, choices, message
     with pytest.raises(ValueError, match=message) as caught:
         propagate_labels(*arguments, **choices)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_size_of_soft_labels_is_the_size_of_the_scores(size):
+    drawn = torch.Generator().manual_seed(0)
+    features, labels = torch.rand(30, 4, generator=drawn), torch.rand(30, 3, generator=drawn)
+    scores = propagate_labels(features, size * labels, k=5)  # whose squares vanish or overflow in float32
+    torch.testing.assert_close(scores / size, propagate_labels(features, labels, k=5), rtol=1e-4, atol=0)
