@@ -8,8 +8,10 @@ from nearsay import config, tables
 from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
 from nearsay.commands.evaluate import evaluate
+from nearsay.commands.handing import hand_over
 from nearsay.commands.propagate import propagate
 from nearsay.review.pictures import open_source
+from nearsay.run import RunError
 from nearsay.splits import open_splits
 from nearsay.train import train
 
@@ -52,6 +54,10 @@ def test_other_names_are_not_given_to_what_was_judged(photos, change):
     assert set(tables.read(photos / "run" / "audit.csv").columns["path"]) == {None}
     assert clean_run(photos / "run").root is None
     assert not (photos / "run" / "cleaned.csv").exists()
+    with pytest.raises(
+        RunError, match=r"cannot be told apart: files were renamed, moved or replaced .*; put them back"
+    ):
+        hand_over(photos / "run", found, ["label-studio"])
 
 
 @pytest.mark.parametrize("change", [rename, move_to_another_class])

@@ -225,8 +225,8 @@ def _images(folder: Path, found: Audited) -> Inputs:
         raise RunError(f"the images of {folder} cannot be found: {error}", BAD_DATA) from error
     if isinstance(inputs, Tensor) and (inputs.ndim != 4 or inputs.shape[1] not in (1, 3)):
         raise ValueError(f"{folder} was trained on features, of which no image can be shown; take --for cleanlab")
-    if len(found.indices) and int(found.indices.max()) >= len(inputs):
-        raise RunError(f"the data of {folder} has {len(inputs)} examples now, fewer than were audited", BAD_DATA)
+    if found.absence:  # what a number stood for is somewhere else
+        raise RunError(f"the images of {folder} cannot be told apart: {found.absence}; put them back", BAD_DATA)
     return inputs
 
 

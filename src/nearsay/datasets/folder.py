@@ -170,9 +170,7 @@ def _classes(reader: _Reader, folders: dict[str, str]) -> tuple[str, ...]:
     written: dict[str, str] = {}  # as it looks -> as it is
     for name in sorted(known):
         if (other := written.setdefault(unicodedata.normalize("NFC", name), name)) != name:
-            raise ValueError(
-                f"classes {other!a} and {name!a} look the same; put their images into one folder"
-            )
+            raise ValueError(f"classes {other!a} and {name!a} look the same; put their images into one folder")
     return tuple(sorted(known))
 
 
