@@ -151,6 +151,7 @@ def test_without_images_the_expected_layout_is_shown(tmp_path, names, expected):
     assert lines[2:] == [
         f"  {tmp_path}/CLASS/image.jpg",
         f"  {tmp_path}/train/CLASS/image.jpg, with val and test beside train",
+        "or, where a table says which image is what: nearsay train manifest path=TABLE.csv",
     ]
 
 

@@ -57,9 +57,7 @@ class Embeddings:
         if missing := [name for name in ("features", "labels") if name not in arrays]:
             names = " or ".join(_NAMES[missing[0]])
             where = path if self.labels is None or missing[0] == "features" else self.labels
-            raise ValueError(
-                f"{where} has no {missing[0]}; name an array {names}, or give labels in a file of their own"
-            )
+            raise ValueError(f"{where} has no {missing[0]}; name an array {names}, or train with labels=FILE")
         features = _features(arrays["features"], path)
         for name in ("labels", "clean", "split"):
             if name in arrays and arrays[name].shape != (len(features),):
@@ -179,7 +177,7 @@ def _numbers(arrays: dict[str, _Array], path: Path) -> tuple[Tensor, Tensor | No
         if least < -1 or largest >= limit:
             raise ValueError(
                 f"label {least if least < -1 else largest} in {path} must be from 0 to {limit - 1}, or -1 for none; "
-                "for other numbers than those of classes, write them as text"
+                "where numbers are names of classes, write them as no number is, such as 'class 7'"
             )
         if classes is None:
             classes = [str(number) for number in range(largest + 1)]

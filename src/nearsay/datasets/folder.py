@@ -202,7 +202,8 @@ def _layout(reader: _Reader) -> str:
     return (
         f"found: {reader.num_skipped} files that are hidden, no images, or in no class; expected:\n"
         f"  {reader.root}/CLASS/image.jpg\n"
-        f"  {reader.root}/train/CLASS/image.jpg, with val and test beside train"
+        f"  {reader.root}/train/CLASS/image.jpg, with val and test beside train\n"
+        "or, where a table says which image is what: nearsay train manifest path=TABLE.csv"
     )
 
 
