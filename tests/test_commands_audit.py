@@ -210,7 +210,7 @@ def recipe(num_channels: int) -> Experiment:
 def test_gray_images_are_pictures_and_those_of_other_channels_none(tmp_path, num_channels, are_pictures):
     (tmp_path / "gray.py").write_text(GRAY)
     trained(tmp_path / "run", str(tmp_path / "gray.py"), [f"num_channels={num_channels}"])
-    inputs, _ = command._open_inputs(command.read_experiment(tmp_path / "run"), "train", 40)
+    inputs, _ = command._open_inputs(command.read_experiment(tmp_path / "run"), "train", 40, "")
     assert (command._pictures(inputs, torch.arange(40)) is not None) == are_pictures
     groups = audit_run(tmp_path / "run", device="cpu", report=False).audit.duplicate_groups
     assert not are_pictures or (groups >= 0).nonzero()[:, 0].tolist() == [1, 39]
@@ -219,7 +219,7 @@ def test_gray_images_are_pictures_and_those_of_other_channels_none(tmp_path, num
 def test_the_images_of_open_set_noise_are_those_that_the_network_saw():
     both = {"backbone": MLP(hidden=(4,)), "normalize": None}
     experiment = Experiment(data=Toy(num_train=40), outside=Toy(num_train=40, seed=1), noise=OpenSet(rate=0.5), **both)
-    inputs, _ = command._open_inputs(experiment, "train", 40)
+    inputs, _ = command._open_inputs(experiment, "train", 40, "")
     assert inputs.equal(open_splits(experiment).inputs)
     assert int((inputs != experiment.data.open("train").inputs).any(dim=1).sum()) == 20
 

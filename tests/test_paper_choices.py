@@ -185,7 +185,7 @@ def test_propagated_labels_are_better_and_can_be_learned(tmp_path):
     again = config.apply_overrides(call, [f"relabeled={found['file']}", "objective.alpha=0.1"])
     result = train(again.experiment, tmp_path / "second", origin=again.origin)
     assert result["labels"]["effective_rate"] == pytest.approx(1 - found["accuracy_after"])
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"nothing\.npz' is no file; nearsay clean and nearsay propagate make one"):
         open_splits(replace(call.experiment, relabeled=str(tmp_path / "nothing.npz")))
     with pytest.raises(ValueError, match="it belongs to other data"):
         open_splits(replace(SMALL, relabeled=found["file"]))
