@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearsay import config, tables
+from nearsay import cli, config, tables
 from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
 from nearsay.commands.evaluate import evaluate
@@ -119,3 +119,10 @@ def test_held_out_examples_are_judged_by_the_labels_they_had(photos):
     assert evaluate(photos / "run") == before
     (photos / "images").rename(photos / "elsewhere")
     assert evaluate(photos / "run") == before
+
+
+def test_who_judges_by_labels_in_doubt_is_told(photos, capsys):
+    assert cli.main(["evaluate", str(photos / "run")]) == 0
+    assert capsys.readouterr().err == "note: judged by labels that may be wrong themselves; --data judges by others.\n"
+    assert cli.main(["evaluate", str(photos / "run"), "--data", str(photos / "images")]) == 0
+    assert capsys.readouterr().err == ""

@@ -305,6 +305,26 @@ def test_features_of_any_file_get_the_label_that_evaluation_finds(run, tmp_path)
     assert all(1 / 8 <= probability <= 1 for probability in found[0]["probability"])
 
 
+@pytest.mark.parametrize(
+    ("split", "validation_labels", "clean", "expected"),
+    [
+        ("train", "given", None, True),
+        ("validation", "clean", None, True),  # which is not known
+        ("test", "given", None, False),  # of its own, and not in doubt
+        ("train", "given", [0, 1, 0], False),
+        ("validation", "given", [0, 1, 0], True),
+        ("validation", "clean", [0, 1, 0], False),
+        ("validation", "given", [0, 1, 1], False),  # as no label is wrong, only missing
+    ],
+)
+def test_labels_that_may_be_as_wrong_as_those_learned_are_in_doubt(split, validation_labels, clean, expected):
+    truth = None if clean is None else torch.tensor(clean)
+    given = [0, 1, -1] if clean == [0, 1, 1] else [0, 1, 1]
+    recorded = Labels(given=torch.tensor(given), clean=truth, classes=("a", "b"))
+    experiment = replace(made().experiment, validation_labels=validation_labels)
+    assert evaluate._are_in_doubt(split, experiment, recorded) is expected
+
+
 def test_two_files_of_features_follow_each_other(run, tmp_path):
     rows = np.random.default_rng(0).normal(size=(5, 32))
     np.save(tmp_path / "a.npy", rows[:2])

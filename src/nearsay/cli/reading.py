@@ -52,6 +52,8 @@ def evaluate(
         more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
         told = f"left out, as they could not be read: {', '.join(names[:_MOST_NAMED])}{more}"
         print(f"note: {len(names):,} of the files were {told}.", file=sys.stderr)
+    if report["labels_in_doubt"]:
+        print("note: judged by labels that may be wrong themselves; --data judges by others.", file=sys.stderr)
     if as_json:
         print_json(report)
         return

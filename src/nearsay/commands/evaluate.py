@@ -28,7 +28,8 @@ def evaluate(
     """Accuracy and calibration on a split, by default test, else validation; and how wrong labels of train are found.
 
     Predictions that the run has kept are used; another split, or data in another place, costs one pass. Numbers that
-    mean nothing are None. `unreadable` names the files of such data that were left out as they could not be read.
+    mean nothing are None. `unreadable` names the files of such data that were left out as they could not be read;
+    `labels_in_doubt` tells whether it was judged by labels that may be as wrong as those that were learned.
     """
     experiment = read_experiment(folder)
     recorded = read_labels(folder)
@@ -50,6 +51,7 @@ def evaluate(
         "num_examples": int((counting >= 0).sum()),
         "num_unreadable": None if data is None else len(unreadable),
         "unreadable": unreadable,
+        "labels_in_doubt": data is None and _are_in_doubt(split, experiment, recorded),
         "accuracy": metrics.accuracy(logits, counting),
         "balanced_accuracy": metrics.class_accuracy(logits, counting).mean,
         "top_5_accuracy": metrics.top_k_accuracy(logits, counting, k=5) if logits.shape[1] > 5 else None,
@@ -71,6 +73,14 @@ def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[st
         rows.append(["the same, average precision", percent(report["detection"]["average_precision"])])
     where = report["split"] if report["data"] is None else report["data"]
     return ["", f"{where} ({report['num_examples']:,} examples)"], rows
+
+
+def _are_in_doubt(split: str, experiment: Experiment, recorded: Labels) -> bool:
+    """Whether the labels that count on a split of a run come from where the wrong ones come from."""
+    if split not in ("train", "validation") or recorded.clean is None:
+        return split in ("train", "validation")
+    is_wrong = (recorded.given != recorded.clean) & (recorded.given >= 0)
+    return split == "validation" and experiment.validation_labels == "given" and bool(is_wrong.any())
 
 
 def _default_split(folder: Path) -> str:
