@@ -7,16 +7,10 @@ number of workers, nor the point where a run was resumed, nor the way of loading
 import multiprocessing
 import os
 import re
-import signal
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +24,7 @@ from nearsay.augment import Augment, RandomResizedCrop, Transform, Views
 from nearsay.augment.draws import make_draws
 from nearsay.core import PADDING, Files
 from nearsay.datasets.images import ImageError, decode
+from nearsay.workers import WATCH, ignore_signals, make_context, signals_held_back
 
 Inputs = Tensor | Files
 MARGIN = 224 / 256  # of the shorter side: what evaluation keeps of the middle, as usual for ImageNet
@@ -194,15 +189,16 @@ class Stream:
             collate_fn=_as_it_is,  # type: ignore[arg-type]  # without a batch_size it gets one item, not a list
             timeout=self.timeout if self.workers else 0,
             generator=torch.Generator(),  # or iterating would draw from torch's global one
-            worker_init_fn=_ignore_signals,
-            multiprocessing_context=_make_context() if self.workers else None,
+            worker_init_fn=ignore_signals,
+            multiprocessing_context=make_context() if self.workers else None,
             prefetch_factor=_AHEAD if self.workers else None,
             pin_memory=self.pin,
         )
         self._left, others = steps, multiprocessing.active_children()
-        batches = iter(loader)
+        with signals_held_back():
+            batches = iter(loader)
         self._processes = [child for child in multiprocessing.active_children() if child not in others]
-        self._took_over = _WATCH.take_over() or self._took_over
+        self._took_over = WATCH.take_over() or self._took_over
         if len(self._processes) < self.workers:  # the dead are not among the children any more
             raise RuntimeError("DataLoader worker exited unexpectedly as soon as it had begun")
         for step in steps:
@@ -233,17 +229,17 @@ class Stream:
             ) from error
         finally:
             if self._took_over:
-                _WATCH.give_back()
+                WATCH.give_back()
 
     def _wait(self, batches: Iterator[Rows]) -> Rows:
         """The next batch; the only place where the death of a worker is told, and if it died before, it is told now."""
-        _WATCH.is_on = True
+        WATCH.is_on = True
         try:
             if dead := [str(each.pid) for each in self._processes if each.exitcode]:
                 raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(dead)}) exited unexpectedly")
             return next(batches)
         finally:
-            _WATCH.is_on = False
+            WATCH.is_on = False
 
     def _is_to_blame(self, error: BaseException) -> bool:
         """Whether it is about a worker of this very stream; one of another may die meanwhile."""
@@ -300,26 +296,6 @@ def finish(inputs: Tensor, normalize: Transform | None) -> Tensor:
     return normalize.apply(inputs, inputs.new_zeros(len(inputs), 0, dtype=torch.float32))
 
 
-class _Flag:
-    """An event without a lock. Whoever dies while looking at one of Python's keeps its lock, and all others wait."""
-
-    def __init__(self, context: BaseContext) -> None:
-        self._raised = context.RawValue("b", 0)
-
-    def is_set(self) -> bool:
-        return bool(self._raised.value)
-
-    def set(self) -> None:
-        self._raised.value = 1
-
-
-def _make_context() -> BaseContext:
-    """Processes as usual, but for the event by which torch lets its workers go: a killed one must not block it."""
-    context = copy(multiprocessing.get_context())
-    context.Event = partial(_Flag, context)  # type: ignore[method-assign, assignment]
-    return context
-
-
 class _Steps(Dataset[Rows]):
     """What a worker holds: give it the number of a step, and it reads the rows."""
 
@@ -337,43 +313,6 @@ class _Steps(Dataset[Rows]):
 
 def _as_it_is(rows: Rows) -> Rows:
     return rows
-
-
-def _ignore_signals(worker: int) -> None:
-    """A signal to the whole group is for the main process, which ends its workers when it is ready."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-class _Watch:
-    """Hands the end of a child on to torch while a batch is waited for, and at no other moment.
-
-    Torch answers with an error wherever the main thread happens to be. In the middle of other work, such as writing a
-    checkpoint, that error could be swallowed or taken for another.
-    """
-
-    def __init__(self) -> None:
-        self.is_on = False
-        self._before: Callable[[int, FrameType | None], object] | int | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.is_on and callable(self._before):
-            self._before(number, frame)
-
-    def take_over(self) -> bool:
-        """Stand before the handler that is there; False if that is this very one, or cannot be replaced from here."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGCHLD) is self:
-            return False
-        self._before = signal.signal(signal.SIGCHLD, self)
-        return True
-
-    def give_back(self) -> None:
-        """Put the handler of before back."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if self._before is None else self._before)
-
-
-_WATCH = _Watch()
 
 
 def _cut(image: Image.Image, crop: RandomResizedCrop, draws: Tensor) -> tuple[float, float, float, float]:

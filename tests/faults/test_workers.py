@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nearsay import cli, loading
+from nearsay import cli, loading, workers
 from nearsay.augment import Augment, RandomResizedCrop
 from nearsay.datasets import Folder
 from nearsay.experiment import Experiment, Machine
@@ -52,7 +52,7 @@ def own_processes():
     assert multiprocessing.active_children() == []
     yield
     assert multiprocessing.active_children() == []
-    assert not isinstance(signal.getsignal(signal.SIGCHLD), loading._Watch)
+    assert not isinstance(signal.getsignal(signal.SIGCHLD), workers._Watch)
 
 
 def experiment(photos, **machine):
@@ -146,13 +146,13 @@ def test_after_the_death_of_a_worker_the_run_goes_on_as_if_nothing_had_been(phot
 
 def test_full_shared_memory_is_a_failure_of_a_worker(photos, tmp_path, monkeypatch):
     """A limit on the size of files counts for shared memory too, which then cannot be had."""
-    prepare = loading._ignore_signals
+    prepare = workers.ignore_signals
 
     def prepare_without_memory(worker):
         prepare(worker)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 
-    monkeypatch.setattr(loading, "_ignore_signals", prepare_without_memory)
+    monkeypatch.setattr(loading, "ignore_signals", prepare_without_memory)
     start = time.monotonic()
     with pytest.raises(WorkerError, match=r"torch_\d+.*in flight were"):
         train(experiment(photos), tmp_path)
@@ -226,9 +226,25 @@ def test_the_first_examples_are_named_even_if_nothing_was_read(photos, monkeypat
         next(rows)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_a_worker_that_has_only_begun_is_ignored_too(photos, monkeypatch, number):
+    """One to the whole group may come when some workers have read already and others do not ignore it yet."""
+
+    def prepare_too_late(worker):
+        os.kill(os.getpid(), number)
+        workers.ignore_signals(worker)
+
+    monkeypatch.setattr(loading, "ignore_signals", prepare_too_late)
+    stream, rows = idle(photos)
+    with stream.explained():
+        assert len([next(rows) for _ in range(2)]) == 2
+    rows.close()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()  # the main process hears them again
+
+
 def test_a_worker_that_dies_at_once_is_missed(photos, monkeypatch):
     """So early that it is gone before anybody has begun to look."""
-    monkeypatch.setattr(loading, "_ignore_signals", lambda worker: die())
+    monkeypatch.setattr(loading, "ignore_signals", lambda worker: die())
     start, children = time.monotonic(), multiprocessing.active_children
 
     def late():
