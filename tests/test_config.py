@@ -166,6 +166,12 @@ def test_data_where_a_recipe_should_stand_is_told_what_trains_on_it(tmp_path, mo
         call_recipe(name, [])
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_name_that_no_file_can_have_is_no_recipe(name):
+    with pytest.raises(ConfigError, match=r"its \.py file$"):
+        call_recipe(name, [])
+
+
 @pytest.mark.parametrize(
     ("recipe", "arguments", "sentence"),
     [

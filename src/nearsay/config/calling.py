@@ -5,6 +5,7 @@
 
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, resources
@@ -120,8 +121,8 @@ def _meant(name: str) -> str:
         ".npz": "embeddings",
         ".npy": "embeddings",
     }
-    path = Path(name)
-    recipe = "folder" if name and path.is_dir() else endings.get(path.suffix.lower()) if path.is_file() else None
+    ending = endings.get(Path(name).suffix.lower()) if os.path.isfile(name) else None
+    recipe = "folder" if os.path.isdir(name) else ending  # of os.path, which take a name that cannot be for none
     return f"; for data, nearsay train {recipe} path={name}" if recipe else ""
 
 
