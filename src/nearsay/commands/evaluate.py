@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from nearsay import metrics
+from nearsay.commands.predictions import load_predictions
 from nearsay.core import Dataset, Files, Labels, NoSplit, Predictions, Split
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
 from nearsay.experiment import Experiment
@@ -121,11 +121,9 @@ def _held_out(folder: Path, experiment: Experiment, recorded: Labels) -> Labels 
 
 
 def _read_predictions(path: Path) -> Predictions:
-    path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
     try:
-        tensors = safetensors.torch.load_file(path)
-        return Predictions(tensors["features"], tensors["logits"], tensors["indices"])
-    except (safetensors.SafetensorError, KeyError) as error:
+        return load_predictions(path)
+    except (SafetensorError, KeyError) as error:
         raise RunError(f"{path} is damaged ({error}); remove it, and it is computed again", BAD_DATA) from error
 
 

@@ -1,4 +1,4 @@
-"""What a finished run has kept of its training examples: features, logits, and whose they are."""
+"""What a finished run has kept of its examples: features, logits, and whose they are."""
 
 from pathlib import Path
 
@@ -10,14 +10,19 @@ from nearsay.core import Labels, Predictions
 from nearsay.run import BAD_DATA, RunError
 
 
+def load_predictions(path: Path) -> Predictions:
+    """The content of one file; OSError, SafetensorError or KeyError if it is none."""
+    path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
+    tensors = safetensors.torch.load_file(path)
+    return Predictions(tensors["features"], tensors["logits"], tensors["indices"])
+
+
 def read_predictions(folder: Path, labels: Labels) -> Predictions:
     """What the run has said of its training examples, in their order; RunError if that is missing or damaged."""
     num_classes, num_examples = len(labels.classes), len(labels.given)
     path = folder / "predictions" / "train.safetensors"
     try:
-        path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
-        tensors = safetensors.torch.load_file(path)
-        seen = Predictions(tensors["features"], tensors["logits"], tensors["indices"])
+        seen = load_predictions(path)
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing; train the run to its end first", BAD_DATA) from error
     except PermissionError:
