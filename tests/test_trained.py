@@ -248,6 +248,22 @@ def test_another_experiment_does_not_go_into_the_folder(copy):
                 check_same(run, made().experiment)
 
 
+def test_a_run_goes_on_under_a_version_that_has_more_choices_if_they_are_off(copy):
+    record = json.loads((copy / "experiment.json").read_text())
+    for field in ("propagate_at", "self_taught"):
+        del record["experiment"][field]
+    (copy / "experiment.json").write_text(json.dumps(record))
+    now = made().experiment
+    with open_run(copy) as run:
+        check_same(run, now)
+        with pytest.raises(ConfigError, match="propagate_at: not there, but 1"):
+            check_same(run, replace(now, propagate_at=1))
+        del record["experiment"]["objective"]["temperature"]  # one that changes the loss unless somebody turns it off
+        (copy / "experiment.json").write_text(json.dumps(record))
+        with pytest.raises(ConfigError, match=r"objective\.temperature: not there, but 2\.0"):
+            check_same(run, now)
+
+
 def test_other_labels_do_not_go_into_the_folder(copy):
     splits = open_splits(made().experiment)
     with open_run(copy) as run:

@@ -146,7 +146,10 @@ def find_view(experiment: Experiment, origin: Mapping[str, Any]) -> View:
 
 
 def check_same(run: Run, experiment: Experiment) -> None:
-    """See that what ran in this folder before, if anything did, is what shall run now."""
+    """See that what ran in this folder before, if anything did, is what shall run now.
+
+    A choice that only later versions have, and that is off, is none that was made otherwise.
+    """
     path = run.path / "experiment.json"
     if not path.exists():
         foreign = sorted(each.name for each in run.path.iterdir() if each.name not in _BEGINNING)
@@ -161,7 +164,7 @@ def check_same(run: Run, experiment: Experiment) -> None:
         before = json.loads(path.read_text())["experiment"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({error}); choose another folder with --out", BAD_DATA) from error
-    if changed := config.differences(before, config.to_tree(experiment)):
+    if changed := config.substantial(config.differences(before, config.to_tree(experiment)), ()):
         raise config.ConfigError(
             f"{run.path} holds another experiment ({'; '.join(changed[:5])}); choose another folder with --out"
         )
