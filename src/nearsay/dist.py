@@ -19,6 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from nearsay.reasons import one_line
+
 _PAUSE = 0.01  # seconds between two looks for the others
 
 
@@ -76,7 +78,7 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
     except RuntimeError as error:
         if hasattr(error, "code") or not _is_of_others(error):  # what has a code has been explained already
             raise
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ProcessError(
             f"process {rank()} lost the others ({reason}); start them again, and the run goes on from its checkpoint"
         ) from error

@@ -29,6 +29,7 @@ from nearsay.loading import MARGIN, Inputs, finish, num_workers, sweep
 from nearsay.models import LinearHead, Timm
 from nearsay.outcome import pack_networks
 from nearsay.predict import Predicted
+from nearsay.reasons import one_line
 from nearsay.run import write_whole
 from nearsay.trained import Trained, View, find_view, open_trained, read_origin, read_result
 
@@ -140,7 +141,7 @@ def predict_onnx(path: Path, inputs: Inputs) -> Predicted:
             try:
                 logits, features = session.run(["logits", "features"], {"inputs": np.ascontiguousarray(rows.numpy())})
             except Exception as error:  # onnxruntime has a class of error for each cause, and none in common
-                raise ValueError(f"inputs {tuple(rows.shape)} do not fit {path}: {_first_line(error)}") from error
+                raise ValueError(f"inputs {tuple(rows.shape)} do not fit {path}: {one_line(error)}") from error
             if logits.shape != (len(rows), num_classes) or len(features) != len(rows) or not np.isfinite(logits).all():
                 told = f"finite ones of {(len(rows), num_classes)} should be"
                 raise ValueError(f"{path} gives logits {logits.shape} where {told}; export the run again")
@@ -356,7 +357,7 @@ def _session(path: Path) -> Any:  # Any: onnxruntime may be missing
     try:
         return runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a class of error for each cause, and none in common
-        raise ValueError(f"{file} is no ONNX file that can be run: {_first_line(error)}") from error
+        raise ValueError(f"{file} is no ONNX file that can be run: {one_line(error)}") from error
 
 
 def _read_facts(session: Any, path: Path) -> Mapping[str, Any]:
@@ -387,7 +388,3 @@ def _import(name: str) -> Any:  # Any: the library may be missing
         return import_module(name)
     except ModuleNotFoundError as error:
         raise ImportError('ONNX needs an extra; pip install ".[export]" in the clone') from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

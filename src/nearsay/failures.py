@@ -1,6 +1,7 @@
 """What an error means to the user of a command: a sentence, and the exit code that goes with it."""
 
 from nearsay.config import ConfigError
+from nearsay.reasons import first_line
 
 USAGE, BAD_DATA, INTERNAL, NO_MEMORY, IO_FAILED, INTERRUPTED, PREEMPTED = 2, 65, 70, 71, 74, 130, 143
 
@@ -29,13 +30,13 @@ def explain(error: BaseException, code: int) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if _has_no_room(error):
-        return f"out of memory before it began ({told.splitlines()[0]}); allow it more, as ulimit -v may forbid"
+        return f"out of memory before it began ({first_line(error)}); allow it more, as ulimit -v may forbid"
     if code == NO_MEMORY:
-        return f"out of memory ({told.splitlines()[0]}); try a smaller batch_size, or another device"
+        return f"out of memory ({first_line(error)}); try a smaller batch_size, or another device"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     if code == INTERNAL and not hasattr(error, "code"):
-        return f"internal error: {type(error).__name__}: {told.splitlines()[0]}; run again with --debug to see where"
+        return f"internal error: {type(error).__name__}: {first_line(error)}; run again with --debug to see where"
     return told
 
 

@@ -15,6 +15,7 @@ from nearsay.core import Files, Labels, Noise, NoSplit, Split
 from nearsay.experiment import Experiment
 from nearsay.loading import Inputs, Order
 from nearsay.noise import OpenSet, describe, fingerprint, split_balanced
+from nearsay.reasons import one_line
 
 _MANY = 200_000  # files: of more, looking at every size takes too long to be done at each start
 
@@ -182,7 +183,7 @@ def unpack_labels(content: bytes) -> Labels:
                 raise ValueError("its fingerprint is of other labels")
             return labels
     except Exception as error:  # what is no such file can raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         reason = "it is damaged" if "allow_pickle" in reason else reason
         raise ValueError(f"labels.npz cannot be read: {reason}; start again in another folder") from error
 
@@ -257,7 +258,7 @@ def _recorded(path: Path, labels: Labels, inputs: Inputs) -> Tensor:
     except FileNotFoundError as error:
         raise ValueError(f"relabeled={str(path)!r} is no file; nearsay clean and nearsay propagate make one") from error
     except Exception as error:  # what is no such file can raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         reason = "it is no .npz file, or holds objects" if "allow_pickle" in reason else reason
         raise ValueError(f"relabeled={str(path)!r} cannot be read: {reason}") from error
     if given.dtype.kind not in "iu" or given.ndim != 1:

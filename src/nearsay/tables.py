@@ -22,6 +22,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nearsay.reasons import one_line
+
 Cell = str | int | float | None
 ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -100,7 +102,7 @@ def read_features(path: str | Path, *, named: Collection[str], others: Collectio
     try:
         table = pyarrow.parquet.read_table(path, use_threads=False)
     except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ValueError(f"{path} is not readable as Parquet ({reason}); write it again") from error
     types = pyarrow.types
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -286,7 +288,7 @@ def _read_parquet(builder: _Builder) -> None:
                 for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     builder.add(next(rows), cells)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         builder.problems.add(0, f"is not readable as Parquet ({reason}); write it again")
 
 

@@ -17,6 +17,7 @@ from nearsay.experiment import Experiment
 from nearsay.loading import MARGIN, Inputs
 from nearsay.noise import fingerprint
 from nearsay.predict import Pass, Predicted
+from nearsay.reasons import one_line
 from nearsay.run import BAD_DATA, CANNOT_CREATE, Run, RunError, write_whole
 from nearsay.splits import Splits, digest_inputs, pack_labels, recorded_digest, unpack_labels
 
@@ -99,7 +100,7 @@ def open_trained(folder: Path) -> Trained:
         try:
             network.load_state_dict(own)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)
             raise RunError(f"the weights in {folder} do not fit its experiment: {reason}", BAD_DATA) from error
         networks.append(network.eval())
     return Trained(networks, experiment, labels)

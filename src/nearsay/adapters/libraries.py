@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from nearsay.reasons import first_line
+
 
 def import_library(name: str, extra: str) -> Any:  # Any: the library may be missing
     """The library, or ImportError in one sentence with its cure."""
@@ -13,7 +15,7 @@ def import_library(name: str, extra: str) -> Any:  # Any: the library may be mis
             raise
         raise ImportError(f'this adapter needs {name}; pip install ".[{extra}]" in the clone') from None
     except RuntimeError as error:  # a torchvision that was built for another torch
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ImportError(
             f"{name} cannot be imported ({reason}); let one pip install torch, torchvision and {name} together"
         ) from error

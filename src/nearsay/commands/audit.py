@@ -21,6 +21,7 @@ from nearsay.core import Files, Labels, Predictions
 from nearsay.datasets.images import ImageError, decode, why_unreadable
 from nearsay.experiment import Experiment
 from nearsay.progress import percent
+from nearsay.reasons import first_line
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.splits import digest_names, open_train, recorded_digest
 from nearsay.tables import Cell
@@ -116,7 +117,7 @@ def _open_inputs(experiment: Experiment, split: str, num: int | None, names: str
     try:
         inputs = (open_train(experiment) if split == "train" else experiment.data.open(split)).inputs
     except (OSError, ValueError, ImportError) as error:
-        return None, str(error).splitlines()[0] if str(error) else type(error).__name__
+        return None, first_line(error)
     if num not in (None, len(inputs)):
         return None, f"the run has learned {num:,} examples, and now there are {len(inputs):,}"
     if names and isinstance(inputs, Files) and names != digest_names(inputs):

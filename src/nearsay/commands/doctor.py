@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import NamedTuple
 
 from nearsay import __version__
+from nearsay.reasons import one_line
 
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:>=\s*([\d.]+))?[^;]*(?:;.*extra == ['\"]([\w-]+)['\"])?")
 
@@ -88,5 +89,5 @@ def _device() -> list[Finding]:
         problem = f"there is an NVIDIA driver, but torch cannot use it: {build}" if has_driver else ""
         return [Finding("device", cores, problem)]
     except Exception as error:  # drivers and broken installations raise nearly anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         return [Finding("device", "unknown", f"torch cannot be used: {reason}")]

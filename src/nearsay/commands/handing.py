@@ -22,6 +22,7 @@ from nearsay.commands.audit import Audited, table_bytes
 from nearsay.commands.predictions import read_predictions
 from nearsay.core import Files, Labels
 from nearsay.loading import Inputs
+from nearsay.reasons import one_line
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
 from nearsay.splits import open_train
 from nearsay.trained import read_experiment, read_labels
@@ -82,7 +83,7 @@ def read_label_studio(folder: Path, path: Path) -> Path:
     try:
         tasks = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ValueError(f"{str(path)!r} is no JSON ({reason}); export the project as JSON") from error
     if not isinstance(tasks, list):
         raise ValueError(f"{str(path)!r} holds no list of tasks; export the project as JSON")

@@ -14,6 +14,7 @@ from nearsay.core import Files, Predictions
 from nearsay.datasets.embeddings import FEATURE_NAMES, read_parquet
 from nearsay.datasets.images import is_image
 from nearsay.export import FILES, predict_onnx, read_onnx_classes
+from nearsay.reasons import one_line
 from nearsay.trained import predict_run, read_labels, read_origin
 
 _FEATURE_FILES = (".npy", ".npz", ".parquet")
@@ -115,7 +116,7 @@ def _read_numbers(path: Path) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):  # what is too large is found by who asks
             return np.ascontiguousarray(_read_arrays(path), dtype=np.float32)
     except Exception as error:  # what is no such file, or a hostile one, can raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         raise ValueError(f"{path} is not read: {reason}; expected are rows of numbers") from error
 
 

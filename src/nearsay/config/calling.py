@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nearsay.config.fields import override
-from nearsay.config.text import ConfigError, declared_types, first_line, nearest, quoted, read_text, split_pairs, wanted
+from nearsay.config.text import ConfigError, declared_types, nearest, quoted, read_text, split_pairs, wanted
+from nearsay.reasons import first_line
 
 if TYPE_CHECKING:
     from nearsay.experiment import Experiment

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from nearsay.reasons import first_line
+
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"  # neither infinity nor nan, which JSON has not
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path", str: "text", NoneType: "none"}
@@ -102,11 +104,6 @@ def quoted(value: object) -> str:
 def quoted_key(key: str) -> str:
     """A dotted name, shortened."""
     return key if len(key) <= LONGEST else f"{key[:LONGEST]}..."
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, without the rest of a long report."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

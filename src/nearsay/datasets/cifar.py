@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsay.core import Labels, NoSplit, Split
+from nearsay.reasons import one_line
 
 _LARGEST_FILE = 256 * 2**20  # bytes; the largest original has 170 million
 _LARGEST_LABELS = 64 * 2**20  # bytes of CIFAR-N labels, unpacked; the public files have 3 million
@@ -169,7 +170,7 @@ def _download(address: str, target: Path, md5: str) -> None:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it is the answer of the server, too
         raise OSError(
-            f"{address} cannot be downloaded ({_short(error)}); check network and disk, or give another address"
+            f"{address} cannot be downloaded ({one_line(error)}); check network and disk, or give another address"
         ) from error
     if digest.hexdigest() != md5:
         raise ValueError(
@@ -193,7 +194,7 @@ def _unpack(archive: Path, original: _Original) -> None:
             wanted = [member for member in members if Path(member.name).name not in original.leftovers]
             tar.extractall(archive.parent, wanted, filter="data")
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"the archive of {original.title} is not unpacked: {_short(error)}; try again") from error
+        raise ValueError(f"the archive of {original.title} is not unpacked: {one_line(error)}; try again") from error
 
 
 def _open(name: str, path: str | Path, split: str, labels: str | Path | None, column: str | None) -> Split:
@@ -301,7 +302,7 @@ def _record(path: Path, original: _Original) -> dict[bytes, Any]:
         if not is_right:
             raise ValueError("its arrays or names are not those of an original")
     except Exception as error:  # what is no pickle, or a hostile one, can raise anything
-        raise ValueError(f"{path} is not read: {_short(error)}; unpack {original.address} again") from error
+        raise ValueError(f"{path} is not read: {one_line(error)}; unpack {original.address} again") from error
     return record
 
 
@@ -360,7 +361,7 @@ def _label_arrays(path: Path, title: str) -> Mapping[str, NDArray[Any]]:
         found = {key: value.values for key, value in items if isinstance(value, _Array)}
         return found | {key: value.detach().numpy() for key, value in items if isinstance(value, Tensor)}
     except Exception as error:  # what is no such file, or a hostile one, can raise anything
-        reason = _short(error)
+        reason = one_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch would advise to trust the file
             asked = re.search(r"GLOBAL ([\w.]+)", str(error))
             reason = f"it asks for {asked[1]}" if asked else "it holds more than arrays"
@@ -377,7 +378,3 @@ def _load_pt(path: Path) -> dict[object, object]:
             return loaded
     finally:
         torch.serialization.add_safe_globals(allowed)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nearsay import tables
 from nearsay.core import Labels, NoSplit, Split
+from nearsay.reasons import one_line
 
 _Array = NDArray[Any]
 FEATURE_NAMES = ("features", "embeddings", "embedding", "x")
@@ -96,7 +97,7 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
                 return {content: loaded}
             return {name: loaded[key] for name, key in _keys(loaded.files, path).items()}
     except Exception as error:  # what is no such file, or a hostile one, can raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         if "allow_pickle" in reason:  # advice that nobody should follow
             reason = "it is no such file, or holds objects"
         raise ValueError(

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from nearsay.core import Files, Labels, NoSplit, Split
+from nearsay.reasons import one_line
 
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 """What the splits may be called there."""
@@ -114,7 +115,7 @@ class Hub:
         except Exception as error:  # the library, and the network under it, can raise anything
             if isinstance(error, ValueError) and str(error).startswith("path="):
                 raise
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = one_line(error)
             if self.name is None:
                 cure = "it must be what save_to_disk wrote, or Parquet, CSV, JSON or Arrow files, or images in folders"
                 raise ValueError(f"path={str(self.path)!r} cannot be read ({reason}); {cure}") from error

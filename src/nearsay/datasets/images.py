@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from nearsay.core import Files
+from nearsay.reasons import one_line
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """What the name of an image ends with, in lower case."""
@@ -51,7 +52,7 @@ def decode(path: str | Path) -> Image.Image:
     except OSError as error:
         raise ImageError(f"{_quoted(path)} cannot be read: {error.strerror or error}; replace or remove it") from error
     except Exception as error:  # Pillow's decoders raise nearly anything on broken bytes
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         raise ImageError(f"{_quoted(path)} cannot be decoded: {reason}; replace or remove it") from error
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nearsay.core import Outputs
 from nearsay.models.heads import Head, LinearHead, drawn
 from nearsay.models.norm import Statistics, check_statistics, synchronize
+from nearsay.reasons import first_line
 
 COUNTER = "num_batches_tracked"  # of BatchNorm: older files do without, and nothing depends on it
 OFFLINE, CONSTANTS = "HF_HUB_OFFLINE", "huggingface_hub.constants"  # a variable, and the module that remembers it
@@ -59,7 +60,7 @@ class Timm:
                 return self._published(timm, num_inputs)
             body: nn.Module = timm.create_model(self.name, pretrained=False, num_classes=0, in_chans=num_inputs)
         except RuntimeError as error:  # for one, a name of weights after the dot that timm does not know
-            raise ValueError(f"timm cannot build {self.name!r}: {_first_line(error)}") from error
+            raise ValueError(f"timm cannot build {self.name!r}: {first_line(error)}") from error
         if self.weights != "none":
             _load(body, Path(self.weights), skip=_classifiers(body))
         return body
@@ -129,7 +130,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is no safetensors file ({_first_line(error)}); convert weights with safetensors.torch.save_file"
+            f"{path} is no safetensors file ({first_line(error)}); convert weights with safetensors.torch.save_file"
         ) from error
 
 
@@ -172,7 +173,7 @@ def _import_timm() -> Any:
         raise ImportError('networks of timm need an extra; pip install ".[vision]" in the clone') from None
     except RuntimeError as error:  # a torchvision that was built for another torch
         raise ImportError(
-            f"timm cannot be imported ({_first_line(error)}); let one pip install torch, torchvision and timm together"
+            f"timm cannot be imported ({first_line(error)}); let one pip install torch, torchvision and timm together"
         ) from error
 
 
@@ -199,7 +200,3 @@ def _network_access(*, allowed: bool) -> Iterator[None]:
 def _set_offline(is_offline: bool) -> None:
     if CONSTANTS in sys.modules:
         setattr(sys.modules[CONSTANTS], OFFLINE, is_offline)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,6 +15,7 @@ from nearsay import config
 from nearsay.core import Files
 from nearsay.datasets.images import ImageError, decode
 from nearsay.experiment import Experiment
+from nearsay.reasons import one_line
 from nearsay.splits import digest_inputs, digest_names, open_train, recorded_digest
 from nearsay.trained import read_origin
 
@@ -78,7 +79,7 @@ def open_source(folder: Path, num: int) -> Source:
         inputs = open_train(experiment).inputs
         extra = _extra(experiment, num)
     except (OSError, ValueError, ImportError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error, 300)
         return Source(None, f"The pictures cannot be shown, because the data cannot be opened: {reason}", {})
     if len(inputs) != num:
         return Source(None, f"The data has {len(inputs)} examples now and had {num}, so no pictures are shown.", {})

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nearsay.config import ConfigError
-from nearsay.config.text import first_line
 from nearsay.display import Display
 from nearsay.failures import IO_FAILED, USAGE
 from nearsay.host import Stopped
+from nearsay.reasons import first_line
 from nearsay.run import LOCKED
 from nearsay.sweep.planning import Choice, Planned, Space, plan
 from nearsay.sweep.running import Outcome, run_each
