@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nearsay import config, tables
@@ -268,6 +269,24 @@ def test_damaged_predictions_are_named(run, tmp_path):
     with pytest.raises(RunError, match=r"test.safetensors is damaged .* remove it") as caught:
         evaluate.evaluate(copy)
     assert caught.value.code == 65
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_predictions_of_other_examples_are_not_judged(run, split, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    path = copy / "predictions" / f"{split}.safetensors"
+    seen = load_file(path)
+    for part in ({"indices": seen["indices"] + 1000}, {"logits": seen["logits"][:, :3].contiguous()}):
+        save_file({**seen, **part}, path)
+        with pytest.raises(RunError, match=rf"{split}\.safetensors (does not say which|has logits).*; remove it"):
+            evaluate.evaluate(copy, split=split)
+
+
+def test_a_split_without_a_label_is_refused(run, tmp_path):
+    names = {"labels": np.array(["", ""]), "classes": np.array([str(number) for number in range(8)])}
+    np.savez(tmp_path / "data.npz", features=np.zeros((2, 32)), **names)
+    with pytest.raises(RunError, match=r"data\.npz has no labeled example to judge by; give some with --data"):
+        evaluate.evaluate(run, data=tmp_path / "data.npz")
 
 
 def test_data_is_of_the_kind_that_it_looks_like(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from nearsay import metrics
-from nearsay.commands.predictions import load_predictions
+from nearsay.commands.predictions import check_predictions, load_predictions
 from nearsay.core import Dataset, Files, Labels, NoSplit, Predictions, Split
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
 from nearsay.experiment import Experiment
@@ -44,6 +44,10 @@ def evaluate(
         labels = _renumbered(labels, recorded.classes, data)
     labels = metrics.aligned(labels, predictions)
     counting = labels.given if labels.clean is None else labels.clean
+    if not (counting >= 0).any():
+        where = f"split={split!r} of {folder}" if data is None else str(data)
+        lost = f" ({len(unreadable)} files cannot be read, such as {unreadable[0]})" if unreadable else ""
+        raise RunError(f"{where} has no labeled example to judge by{lost}; give some with --data", BAD_DATA)
     logits = predictions.logits
     report: dict[str, Any] = {
         "split": split,
@@ -96,18 +100,18 @@ def _kept(
     path = folder / "predictions" / f"{split}.safetensors"
     if split == "train":
         if path.is_file():
-            return _trained_on(folder, _read_predictions(path)), recorded
+            return _trained_on(folder, _read_predictions(path, recorded)), recorded
         predicted = predict_run(folder, open_splits(experiment).inputs, device=device)
         return _trained_on(folder, predicted.predictions), recorded
     if split == "validation" and path.is_file() and (kept := _held_out(folder, experiment, recorded)) is not None:
-        return _read_predictions(path), kept
+        return _read_predictions(path, kept), kept
     judged = {each.name: each for each in open_splits(experiment).judged}
     if split not in judged:
         known = " and ".join(["train", *judged])
         raise NoSplit(f"split={split!r} is not in the data of {folder}; it has {known}")
     labels = Labels(given=judged[split].truth, clean=None, classes=recorded.classes)
     if path.is_file():
-        return _read_predictions(path), labels
+        return _read_predictions(path, labels), labels
     return predict_run(folder, judged[split].inputs, device=device).predictions, labels
 
 
@@ -120,11 +124,14 @@ def _held_out(folder: Path, experiment: Experiment, recorded: Labels) -> Labels 
     return Labels(given=truth(recorded, experiment.validation_labels)[rows], clean=None, classes=recorded.classes)
 
 
-def _read_predictions(path: Path) -> Predictions:
+def _read_predictions(path: Path, labels: Labels) -> Predictions:
+    cure = "remove it, and it is computed again"
     try:
-        return load_predictions(path)
+        seen = load_predictions(path)
     except (SafetensorError, KeyError) as error:
-        raise RunError(f"{path} is damaged ({error}); remove it, and it is computed again", BAD_DATA) from error
+        raise RunError(f"{path} is damaged ({error}); {cure}", BAD_DATA) from error
+    check_predictions(seen, path, labels, cure=cure)
+    return seen
 
 
 def _trained_on(folder: Path, predictions: Predictions) -> Predictions:
@@ -139,7 +146,7 @@ def _detection(folder: Path, labels: Labels) -> dict[str, float | None] | None:
     path = folder / "predictions" / "train.safetensors"
     if labels.clean is None or not path.is_file():
         return None
-    seen = _trained_on(folder, _read_predictions(path))
+    seen = _trained_on(folder, _read_predictions(path, labels))
     found: dict[str, float | None] | None = wrong_labels(seen, labels, seen.indices)["detection"]
     return found
 

@@ -19,7 +19,6 @@ def load_predictions(path: Path) -> Predictions:
 
 def read_predictions(folder: Path, labels: Labels) -> Predictions:
     """What the run has said of its training examples, in their order; RunError if that is missing or damaged."""
-    num_classes, num_examples = len(labels.classes), len(labels.given)
     path = folder / "predictions" / "train.safetensors"
     try:
         seen = load_predictions(path)
@@ -29,9 +28,17 @@ def read_predictions(folder: Path, labels: Labels) -> Predictions:
         raise
     except (OSError, SafetensorError, KeyError) as error:
         raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
+    check_predictions(seen, path, labels, cure="train again in another folder")
+    order = seen.indices.argsort()
+    return Predictions(*(part[order] for part in seen))
+
+
+def check_predictions(seen: Predictions, path: Path, labels: Labels, *, cure: str) -> None:
+    """RunError, with a cure, if the content of a file is not of the examples that the labels are of."""
+    num_classes, num_examples = len(labels.classes), len(labels.given)
     if seen.logits.ndim != 2 or seen.logits.shape[1] != num_classes or not seen.logits.isfinite().all():
-        shape = tuple(seen.logits.shape)
-        raise RunError(f"{path} has logits {shape} where finite ones of {num_classes} classes should be", BAD_DATA)
+        told = f"has logits {tuple(seen.logits.shape)} where finite ones of {num_classes} classes should be"
+        raise RunError(f"{path} {told}; {cure}", BAD_DATA)
     indices = seen.indices
     is_whole = indices.dtype == torch.int64 and indices.shape == (len(seen.logits),) == (len(seen.features),)
     if (
@@ -39,9 +46,4 @@ def read_predictions(folder: Path, labels: Labels) -> Predictions:
         or len(torch.unique(indices)) < len(indices)
         or not ((indices >= 0) & (indices < num_examples)).all()
     ):
-        raise RunError(
-            f"{path} does not say which of the {num_examples} examples its rows are; train again in another folder",
-            BAD_DATA,
-        )
-    order = indices.argsort()
-    return Predictions(*(part[order] for part in seen))
+        raise RunError(f"{path} does not say which of the {num_examples} examples its rows are; {cure}", BAD_DATA)
