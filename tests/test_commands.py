@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -59,6 +60,20 @@ def test_the_default_folder_reads_like_the_command():
     assert naming.default_folder(origin(arguments={})).as_posix() == "runs/cifar10"
 
 
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/home/me/data/photos", "photos"),
+        ("/home/me/data/photos/", "photos"),
+        ("../labels.csv", "labels.csv"),
+        ("/a/first.npz,/b/second.npz", "first.npz,second.npz"),  # a list, as sweeps have them
+    ],
+)
+def test_of_a_path_the_default_folder_names_only_what_it_leads_to(path, named):
+    folder = naming.default_folder(origin(arguments={"path": path}, overrides=[f"relabeled={path}"]))
+    assert re.fullmatch(f"cifar10-path={named}-relabeled={named}-[0-9a-f]{{8}}", folder.name)
+
+
 def test_the_default_folder_does_not_depend_on_the_order_or_on_where_it_runs():
     same = [
         origin(arguments={"method": "ncr", "noise": "0.4"}),
@@ -75,6 +90,8 @@ def test_other_choices_get_another_folder():
         origin(overrides=["objective.k=5"]),
         origin(overrides=["objective.k=50"]),
         origin(arguments={"path": "a/b"}),
+        origin(arguments={"path": "b"}),
+        origin(arguments={"path": "c/b"}),
         origin(arguments={"path": "a b"}),
         origin(arguments={"path": "a_b"}),
         origin(arguments={"path": "x" * 300}),
