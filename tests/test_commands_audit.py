@@ -12,10 +12,12 @@ from PIL import Image
 
 from nearsay import config, tables
 from nearsay import run as runs
+from nearsay.auditing import audit
 from nearsay.commands import audit as command
 from nearsay.commands.audit import audit_run
 from nearsay.commands.clean import clean_run
 from nearsay.commands.propagate import propagate
+from nearsay.core import Labels
 from nearsay.datasets import Manifest, Toy
 from nearsay.experiment import Experiment
 from nearsay.models import MLP
@@ -70,6 +72,16 @@ def photos(tmp_path_factory):
 
 
 # Auditing
+
+
+@pytest.mark.parametrize("num_classes", [100, 101, 1000])
+def test_the_summary_of_many_classes_holds_no_matrix_of_them(num_classes):
+    given = torch.arange(2 * num_classes) % num_classes
+    found = audit(given, probabilities=torch.eye(num_classes)[given])
+    summary = command._summary(found, Labels(given, None, found.classes), 20, ["ok"] * len(given))
+    assert (summary["noise_matrix"] is None) == (num_classes > 100)
+    assert len(json.dumps(summary, indent=2)) < 250_000
+    assert found.noise_matrix.shape == (num_classes, num_classes)  # whoever asks for it in Python has it
 
 
 def test_wrong_labels_of_a_run_are_found(run):

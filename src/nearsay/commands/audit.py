@@ -29,6 +29,7 @@ from nearsay.trained import read_experiment, read_labels
 
 RECALLS = (0.8, 0.9, 0.95)  # of the wrong labels, for which the summary says how many to review
 DOUBTFUL = 0.4  # estimated share of wrong labels above which the network is to be doubted as well
+MOST_CLASSES = 100  # of which audit.json holds the noise matrix: it grows by their square, to 99 MB for 3000
 PAGE = "report.html"
 _UNREADABLE = "unreadable"
 _HELD_OUT = "held out"
@@ -180,11 +181,12 @@ def _columns(found: Audit, indices: Tensor, labels: Labels, files: Files | None,
 
 
 def _summary(found: Audit, shown: Labels, k: int, statuses: Sequence[Cell]) -> dict[str, Any]:
-    """What `audit.json` holds; numbers that mean nothing are None."""
+    """What `audit.json` holds; numbers that mean nothing, and a matrix of too many classes, are None."""
     groups = found.duplicate_groups
     is_labeled = found.given >= 0
     rate = {name: None if share != share else round(share, 6) for name, share in found.noise_rate._asdict().items()}
-    matrix = None if found.noise_matrix is None else [[round(c, 6) for c in row] for row in found.noise_matrix.tolist()]
+    shares = found.noise_matrix if len(found.classes) <= MOST_CLASSES else None
+    matrix = None if shares is None else [[round(share, 6) for share in row] for row in shares.tolist()]
     return {
         "num_examples": len(statuses),
         "num_labeled": int(is_labeled.sum()),

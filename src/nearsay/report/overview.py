@@ -108,24 +108,22 @@ def matrix(findings: Findings) -> Section | None:
     found = findings.audit.noise_matrix
     if found is None:
         return None
-    shares = (100 * found).tolist()
-    classes = [findings.label(number) for number in range(len(shares))]
+    classes = [findings.label(number) for number in range(len(found))]
     if len(classes) <= MOST_CLASSES:
         text = (
             "Each row holds the examples that seem to be of a class and adds up to 100 %; the columns are their "
             "labels, and the diagonal those that seem right."
         )
-        drawing = charts.heat_map(shares, classes, rows_title="likely class")
+        drawing = charts.heat_map((100 * found).tolist(), classes, rows_title="likely class")
         caption = f"{counted(findings.summary['num_labeled'], 'label')}, as estimated by the audit."
         drawn = figure(drawing, caption, label="Heat map: given label by likely class")
         return Section(_CONFUSED, joined([paragraph(text), _panels([drawn, _pairs(findings)])]))
-    off = found.clone().fill_diagonal_(0)
-    order = off.flatten().argsort(descending=True, stable=True)[:MOST_CELLS].tolist()
-    cells = [(cell // len(classes), cell % len(classes)) for cell in order if off.flatten()[cell] > 0]
-    highest = max((shares[row][column] for row, column in cells), default=1.0)
+    off = (100 * found).fill_diagonal_(0).flatten()
+    largest = [cell for cell in off.argsort(descending=True, stable=True)[:MOST_CELLS].tolist() if off[cell] > 0]
+    shares = off[largest].tolist()
     rows = [
-        [classes[row], classes[column], f"{shares[row][column]:.1f}", _bar(shares[row][column] / highest)]
-        for row, column in cells
+        [classes[cell // len(classes)], classes[cell % len(classes)], f"{share:.1f}", _bar(share / shares[0])]
+        for cell, share in zip(largest, shares, strict=True)
     ]
     caption = f"The {len(rows)} largest of {len(classes) ** 2 - len(classes):,} ways to be wrong."
     header = ("seems to be", "is labeled", "share of the class (%)", "")
