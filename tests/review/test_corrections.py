@@ -1,7 +1,10 @@
 """The file of decisions: nothing that was answered is lost, and no crash makes it unreadable."""
 
+import builtins
 import csv
+import errno
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +91,29 @@ def test_a_file_that_cannot_be_meant_is_refused_and_left_alone(tmp_path, content
         Corrections(path, of_names())
     assert told in str(caught.value)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"index,label,decision\n0,bird,keep\n", "label 'bird' is no class"),
+        (b"index,label\n0,cat\n", "no column 'decision'"),
+        (b'index,label,decision\n0,"cat,keep\n1,cat,keep\n2,cat,keep\n', "never closed"),
+    ],
+)
+def test_a_file_that_is_refused_need_not_be_writable(tmp_path, monkeypatch, content, told):
+    path = tmp_path / "corrections.csv"
+    path.write_bytes(content)
+
+    def read_only(name, mode="r", *choices, **named):
+        if Path(name) == path and set(mode) & set("wa+"):  # as chmod 444 makes it, which root does not feel
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(name, mode, *choices, **named)
+
+    opened = builtins.open
+    monkeypatch.setattr(builtins, "open", read_only)
+    with pytest.raises((RunError, TableError), match=told):
+        Corrections(path, of_names())
 
 
 def test_a_link_that_leads_nowhere_is_not_followed(tmp_path):
