@@ -268,6 +268,17 @@ def test_the_interval_allows_for_a_classifier_that_is_often_wrong(rate):
     assert low <= (given != clean).double().mean() <= high < 0.5
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1, 3])
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.2, 0.4])
+def test_the_interval_of_probabilities_alone_holds_the_truth_however_sure_they_are(rate, temperature):
+    for seed, strength in enumerate((1.5, 2.5, 4)):  # right of 51, 80 and 99 %
+        clean = torch.arange(1000) % 10
+        given = Symmetric(rate=rate, seed=seed, redraw=False)(Labels(clean, clean, tuple(map(str, range(10))))).given
+        seen = strength * torch.eye(10)[clean] + torch.randn(1000, 10, generator=generator(seed))
+        _, low, high = audit(given, probabilities=(strength * seen / temperature).softmax(dim=1)).noise_rate
+        assert low <= (given != clean).double().mean() <= high
+
+
 def test_doubts_fall_with_the_score_as_a_least_squares_fit_does():
     scores = torch.rand(200, generator=generator()).mul(20).round() / 20  # with ties
     values = (torch.rand(200, generator=generator(1)) > scores).float()

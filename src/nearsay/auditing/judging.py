@@ -13,8 +13,9 @@ two heaps, that rate is the mean of two sizes of the lower one: below the best c
 were learned, and as a bell curve beside another, which takes hard examples for wrong ones, but at least the former.
 Otherwise it is the share that the views together reject, which is too low if they were learned from the labels. These
 may as well be hard examples that are labeled right, so that the interval then begins at none; without dynamics it does
-so where the scores do not fall into two heaps, and else holds the share that confident learning finds as well. Labels
-of which nothing is known are left out of the estimate, and the interval allows all or none of them to be wrong.
+so where the scores do not fall into two heaps, or where there are probabilities alone, as nothing then tells a wrong
+label from an error of the classifier, and it holds the share that confident learning finds as well. Labels of which
+nothing is known are left out of the estimate, and the interval allows all or none of them to be wrong.
 """
 
 import math
@@ -199,8 +200,8 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
         others = [low, *confident]
         if inputs.dynamics is not None and is_split:  # wrong labels may have been learned in training
             others.append((scores <= halves.threshold).sum().item() / num)
-        if inputs.dynamics is not None or not is_split:  # nothing tells wrong labels from hard examples labeled right
-            others.append(0.0)
+        if inputs.dynamics is not None or inputs.features is None or not is_split:
+            others.append(0.0)  # nothing tells wrong labels from hard examples labeled right
         return estimating.pooled(rejected, others, num)
     seen = inputs.dynamics.margin.where(is_judged, torch.nan)
     below = (seen <= threshold).sum().item() / max(1, int((~seen.isnan()).sum()))
