@@ -22,7 +22,7 @@ FLOORS = [  # from the top; a module imports only from floors below its own
     ["reproduce", "commands", "adapters"],  # 7a
     ["sweep", "export", "report", "review", "estimator", "progress"],  # 6
     ["train"],  # 5
-    ["trained", "failures"],  # 4b
+    ["trained", "failures", "feeding"],  # 4b
     ["predict", "step", "run", "config", "splits", "host", "outcome", "display"],  # 4a
     ["recipes"],  # 3b
     ["loading", "experiment"],  # 3a

@@ -9,7 +9,7 @@ import math
 import platform
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +17,20 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from nearsay import __version__, dist, metrics, optim
 from nearsay.core import Files, Predictions
 from nearsay.display import Display, Progress, Silent
 from nearsay.experiment import Experiment
+from nearsay.feeding import Feed
 from nearsay.host import Clock, Stopped, backend, hardware, peak_memory, signals
-from nearsay.loading import BadImage, Lost, Rows, Stream, is_resident, num_workers, training_reader
+from nearsay.loading import BadImage, Lost
 from nearsay.noise import describe
 from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
 from nearsay.predict import Pass
 from nearsay.run import BAD_DATA, Checkpoint, Run, RunError, open_run, write_whole
-from nearsay.splits import make_order, open_splits
+from nearsay.splits import open_splits
 from nearsay.step import Setting, Step, make_learners, observe_, restore
 from nearsay.trained import check_same, claim, is_whole, read_result
 
@@ -89,20 +89,19 @@ class _Training:
     ) -> None:
         self.experiment, self.folder, self.run, self.device, self.display = experiment, folder, run, device, display
         self.splits = open_splits(experiment)
-        self.order = make_order(experiment, self.splits)
+        self.feed = Feed(experiment, self.splits, device)
+        self.order = self.feed.order
         self.num_per_epoch = experiment.batches_per_epoch or self.order.batches_per_pass
         self.num_steps = max(1, round(experiment.epochs * self.num_per_epoch))
-        self.step, self.stream = self._prepare()
+        self.step = self._prepare()
         self.stage = ""
         self.skipped: dict[str, None] = {}  # why images were left out; a set in order
         self.lost = Lost(self.order.batches_per_pass * self.order.batch_size)
         self.began, self.clock = time.perf_counter(), Clock(self.order.batch_size)
 
-    def _prepare(self) -> tuple[Step, Stream | None]:
-        """Networks, data and the step that brings them together."""
+    def _prepare(self) -> Step:
+        """Networks, and the step that brings them together with the data."""
         experiment, splits, machine, device = self.experiment, self.splits, self.experiment.machine, self.device
-        resident = is_resident(splits.inputs, device, machine.loading)
-        reader = training_reader(splits.inputs, experiment.augment, size=experiment.image_size, seed=experiment.seed)
         example = splits.example(experiment.image_size)
         learners = make_learners(experiment, len(splits.labels.given), len(splits.labels.classes), example, device)
         captures = device.type == "cuda" and dist.num_processes() == 1 if machine.capture is None else machine.capture
@@ -114,34 +113,18 @@ class _Training:
             : experiment.networks
         ]
         setting = Setting(
-            source=splits.inputs.to(device) if resident and isinstance(splits.inputs, Tensor) else None,
+            source=self.feed.source,
             given=tuple(each.to(device, copy=True) for each in given),  # propagation writes into them
             label_weights=weights.to(device),
             batches_per_epoch=self.num_per_epoch,
             batches_per_pass=self.order.batches_per_pass,
-            is_cut=any(crop is not None for crop in reader.crops),
+            is_cut=self.feed.is_cut,
             device=device,
             dtype=machine.find_dtype(device),
             captures=captures and device.type == "cuda",
             compiles=device.type == "cuda" and is_long if machine.compile is None else machine.compile,
         )
-        step = Step(experiment, setting, learners)
-        if resident:
-            self.order.to(device)
-            return step, None
-        workers = num_workers(splits.inputs, machine.workers)
-        return step, Stream(reader, self._who, workers, machine.timeout, pin=device.type == "cuda")
-
-    def _who(self, step: int) -> tuple[Tensor, int]:
-        """The examples of this process in a step, and the pass."""
-        share = self.order.batch_size // dist.num_processes()
-        own = self.order.batch(step)[dist.rank() * share : (dist.rank() + 1) * share]
-        return own, step // self.order.batches_per_pass
-
-    def _feed(self, steps: range) -> Iterator[Rows]:
-        if self.stream is not None:
-            return self.stream.rows(steps)
-        return (Rows(self.order.batch(step), None) for step in steps)
+        return Step(experiment, setting, learners)
 
     def go(self, received: list[int]) -> dict[str, Any]:
         """From the last checkpoint, or from the beginning, to the end."""
@@ -149,10 +132,9 @@ class _Training:
         self.display.begin(self._facts(start))
         self.clock.restart(start)  # steps of an earlier process were not done in the time of this one
         saved, is_stopped = time.perf_counter(), False
-        with self.stream.explained() if self.stream is not None else nullcontext():
-            for number, rows in zip(
-                range(start, self.num_steps), self._feed(range(start, self.num_steps)), strict=True
-            ):
+        with self.feed.explained():
+            steps = range(start, self.num_steps)
+            for number, rows in zip(steps, self.feed.rows(steps), strict=True):
                 if number % self.num_per_epoch == 0:
                     self.stage = self.experiment.objective.stage(
                         number / self.num_per_epoch, self.step.learners[0].memory
@@ -318,12 +300,9 @@ class _Training:
         for average in self.step.averages():
             assert average is not None
             judged = optim.averaged_copy(average)
-            optim.recalibrate_(judged, (self.step.prepare(self._read(step), turn) for step in steps))
+            optim.recalibrate_(judged, (self.step.prepare(self.feed.read(step), turn) for step in steps))
             networks.append(judged)
         return networks
-
-    def _read(self, step: int) -> Rows:
-        return Rows(self.order.batch(step), None) if self.stream is None else self.stream.reader.read(*self._who(step))
 
     def _pass(self) -> Pass:
         return Pass(
@@ -347,7 +326,7 @@ class _Training:
             "num_parameters": sum(each.numel() for each in self.step.learners[0].network.parameters()),
             "num_steps": self.num_steps,
             "resumed_at": start,
-            "loading": "resident" if self.stream is None else "streaming",
+            "loading": "streaming" if self.feed.source is None else "resident",
             "precision": str(self.step.setting.dtype).removeprefix("torch."),
         }
 
