@@ -1,5 +1,6 @@
 """Who is in a batch and what it looks like, whoever reads it and wherever one begins."""
 
+import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -208,6 +209,13 @@ def test_a_sweep_covers_all_files_in_their_order(files, workers):
         found = list(batches)
     assert [rows.indices.tolist() for rows in found] == [[0, 1, 2], [-1, 4, 5], [6]]
     same(found[2], Reader(files, 16).read(torch.tensor([6]), 0))
+
+
+def test_workers_read_where_processes_are_not_forked_by_default(files, monkeypatch):
+    as_asked = multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: as_asked(method or "forkserver"))
+    with sweep(files, size=16, batch_size=3, workers=1, timeout=60.0, pin=False) as batches:
+        assert sum(len(rows.indices) for rows in batches) == len(files)
 
 
 def test_a_sweep_over_arrays_gives_views_of_them():

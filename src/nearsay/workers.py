@@ -27,8 +27,12 @@ class _Flag:
 
 
 def make_context() -> BaseContext:
-    """Processes as usual, but for the event by which torch lets its workers go: a killed one must not block it."""
-    context = copy(multiprocessing.get_context())
+    """Forked processes, but for the event by which torch lets its workers go: a killed one must not block it.
+
+    Forked also from Python 3.14 on, where that is not the default: what workers read by cannot all be pickled, and
+    signals are held back only from those that inherit it.
+    """
+    context = copy(multiprocessing.get_context("fork"))
     context.Event = partial(_Flag, context)  # type: ignore[method-assign, assignment]
     return context
 
