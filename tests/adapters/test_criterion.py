@@ -141,6 +141,25 @@ def test_features_are_used_once_and_belong_to_the_rows():
         criterion(logits[:5], labels[:5])
 
 
+def test_logits_of_an_earlier_pass_are_not_taken_for_those_of_the_last():
+    """Two views, a pass for each, and a loss of the first: its features would be those of the second."""
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    first = network(inputs)
+    network(inputs.flip(0))
+    with pytest.raises(ValueError, match=r"these logits are not what it made last.*one pass, or .* torch\.no_grad"):
+        criterion(first, labels)
+
+
+@pytest.mark.parametrize("change", [nn.Identity(), torch.Tensor.double, torch.clone])
+def test_a_pass_that_no_loss_was_asked_of_does_not_disturb(change):
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    network(inputs.flip(0))
+    found = criterion(change(network(inputs)), labels)
+    assert_close(found.float(), functional_loss(network, inputs, labels), rtol=0, atol=1e-6)
+
+
 def test_a_copy_of_the_network_does_not_disturb():
     network, (inputs, labels) = small_network(), rows()
     criterion = NCRCriterion(network[2], OBJECTIVE)

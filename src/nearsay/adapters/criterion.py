@@ -37,11 +37,13 @@ class NCRCriterion(nn.Module):
             self.register_buffer(self._names[name], tensor.to(head.weight.device))
         self._epoch: float | None = None
         self._features: Tensor | None = None
-        self._hook = head.register_forward_pre_hook(self._catch, with_kwargs=True)
+        self._output: Tensor | None = None
+        self._is_second_pass = False  # since the last loss
+        self._hook = head.register_forward_hook(self._catch, with_kwargs=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the features of a pass that no loss was asked of, which cannot be copied."""
-        return {**self.__dict__, "_features": None}
+        return {**self.__dict__, "_features": None, "_output": None, "_is_second_pass": False}
 
     @property
     def memory(self) -> dict[str, Tensor]:
@@ -64,7 +66,7 @@ class NCRCriterion(nn.Module):
             return _judged(Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=indices))
         if not is_known and any(not name.startswith("start.") for name in self._names):
             raise ValueError("this objective remembers examples; pass their numbers as indices, from 0")
-        outputs = Outputs(self._take(len(logits)), logits)
+        outputs = Outputs(self._take(logits), logits)
         epoch, memory = self._current_epoch(), self.memory
         batch = Batch(inputs=logits, targets=targets, indices=indices)
         stage = self.objective.stage(epoch, memory)
@@ -72,22 +74,29 @@ class NCRCriterion(nn.Module):
         total, self.terms = self.objective(outputs, batch, now, memory, stage)
         return total
 
-    def _catch(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+    def _catch(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         if torch.is_grad_enabled():
-            self._features = inputs[0] if inputs else named["input"]
+            self._is_second_pass = self._features is not None
+            self._features, self._output = inputs[0] if inputs else named["input"], output
 
-    def _take(self, num_rows: int) -> Tensor:
-        features, self._features = self._features, None  # used once, so that old ones cannot be taken for new
-        if features is None:
+    def _take(self, logits: Tensor) -> Tensor:
+        features, output, is_second = self._features, self._output, self._is_second_pass
+        self._features = self._output = None  # used once, so that old ones cannot be taken for new
+        if features is None or output is None:
             raise ValueError(
                 "nothing has passed the head since the last loss; call the network once before each loss, and make the "
                 "loss before a compiled network first runs"
             )
-        if features.ndim != 2 or len(features) != num_rows:
+        if features.ndim != 2 or len(features) != len(logits):
             raise ValueError(
-                f"features {tuple(features.shape)} entered the head for {num_rows} rows of logits; there must be one "
-                "vector a row: use a network that pools before its head, one pass for all rows of a loss, and a "
+                f"features {tuple(features.shape)} entered the head for {len(logits)} rows of logits; there must be "
+                "one vector a row: use a network that pools before its head, one pass for all rows of a loss, and a "
                 "process for each GPU (torchrun)"
+            )
+        if is_second and output is not logits and not torch.equal(output.to(logits.dtype), logits):
+            raise ValueError(
+                "the head was passed more than once since the last loss, and these logits are not what it made last, "
+                "so their features are not known; put all rows into one pass, or other passes under torch.no_grad()"
             )
         return features
 
