@@ -193,6 +193,23 @@ def test_a_memory_is_state_and_needs_indices():
     assert criterion.memory["base.averages"].abs().sum() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_network_of_sixteen_bits_leaves_the_memory_its_digits(dtype):
+    """As `precision="bf16-true"` of Lightning: counts beyond 256, and 1 − t of sure predictions, would be rounded."""
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], NCR(k=5, start_epoch="auto", base=ELR()), num_examples=20)
+    both = nn.ModuleList([network, criterion])
+    kinds = {name: tensor.dtype for name, tensor in criterion.memory.items()}
+    criterion.memory["start.agreement"][0] = torch.tensor([3001.0, 70001.0])
+    assert both.to(dtype)[0][0].weight.dtype == dtype
+    assert {name: tensor.dtype for name, tensor in criterion.memory.items()} == kinds
+    assert criterion.memory["start.agreement"][0].tolist() == [3001.0, 70001.0]
+    criterion.set_epoch(1)
+    criterion(network(inputs.to(dtype)), labels, torch.arange(20))
+    assert criterion.memory["base.averages"].abs().sum() > 0
+    assert both.double()[1].memory["base.averages"].dtype == torch.float64
+
+
 def test_a_head_that_is_not_linear_is_refused():
     with pytest.raises(ValueError, match=r"head of type Sequential must be the torch.nn.Linear"):
         NCRCriterion(small_network())

@@ -1,6 +1,7 @@
 """An objective as the loss function of any loop: it takes logits and labels, and catches the features by a hook."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,16 @@ class NCRCriterion(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Without the features of a pass that no loss was asked of, which cannot be copied."""
         return {**self.__dict__, "_features": None, "_output": None, "_is_second_pass": False}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the memory, but keep its digits: in a network of 16 bits, counts and averages would stand still."""
+        memory = self.memory
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, kept in self._names.items():
+            moved = self.get_buffer(kept)
+            if moved.dtype.itemsize < memory[name].dtype.itemsize:
+                setattr(self, kept, memory[name].to(moved.device))
+        return self
 
     @property
     def memory(self) -> dict[str, Tensor]:
