@@ -228,6 +228,9 @@ def pad(batch: Batch, num_rows: int) -> Batch:
 
 def check_outputs(outputs: Outputs, batch: Batch) -> None:
     """Refuse a batch that an objective cannot mean; values are looked at only where it costs nothing."""
+    for name, said in (("outputs", outputs), ("teacher", outputs if batch.teacher is None else batch.teacher)):
+        if not isinstance(said, Outputs):
+            raise ValueError(f"{name} of type {type(said).__name__} must be nearsay.Outputs(features, logits)")
     features, logits = outputs
     check_tensors(features=features, logits=logits, targets=batch.targets, indices=batch.indices)
     rows = len(logits) if logits.ndim else 0

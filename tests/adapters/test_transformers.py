@@ -196,6 +196,17 @@ def test_a_batch_without_labels_is_refused(transformers, for_transformers, tmp_p
         trainer.train()
 
 
+def test_indices_that_the_trainer_drops_are_asked_for(transformers, for_transformers, tmp_path):
+    rows = [{"inputs": torch.zeros(6), "labels": 0, "indices": row} for row in range(20)]
+    model = Plain(features=False)
+    trainer = make_trainer(
+        for_transformers, model, rows, tmp_path, objective=NCR(bank=Bank(size=20)), num_train_epochs=1,
+        more={"head": model.head},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"a batch of inputs, labels has no indices.*and remove_unused_columns=False"):
+        trainer.train()
+
+
 def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_transformers, tmp_path):
     rows = text_rows()
     with pytest.raises(ValueError, match="keeps a memory that checkpoints of the Trainer would lose"):

@@ -302,6 +302,10 @@ def wrong(change):
         return outputs, replace(batch, indices=batch.indices[:-1])
     if change == "odd views":
         return outputs, replace(batch, views=4)
+    if change == "a plain tuple":
+        return tuple(outputs), batch
+    if change == "a teacher of logits":
+        return outputs, replace(batch, teacher=outputs.logits)
     targets[1, 2] = {"a negative target": -0.25, "no number": torch.nan, "an endless target": torch.inf}[change]
     return outputs, replace(batch, targets=targets)
 
@@ -314,6 +318,8 @@ def wrong(change):
         ("whole targets", r"targets \(6, 5\) of torch.int64"),
         ("fewer indices", r"indices \(5,\)"),
         ("odd views", "6 rows cannot be 4 views"),
+        ("a plain tuple", r"outputs of type tuple must be nearsay.Outputs\(features, logits\)"),
+        ("a teacher of logits", r"teacher of type Tensor must be nearsay.Outputs\(features, logits\)"),
         ("a negative target", "target row 1 holds -0.25"),
         ("no number", "target row 1 holds nan"),
         ("an endless target", "target row 1 holds inf"),
@@ -322,3 +328,12 @@ def wrong(change):
 def test_a_batch_that_cannot_be_meant_is_refused(objective, change, message):
     with pytest.raises(ValueError, match=message):
         call(objective, *wrong(change))
+
+
+@pytest.mark.parametrize("objective", [ELR(ramp=2.0), NCR(start_epoch="auto"), NCR(base=ELR(ramp=2.0))], ids=repr)
+def test_an_epoch_that_is_no_tensor_is_refused_before_anything_is_remembered(objective):
+    outputs, batch = make_case()
+    memory = objective.memory(N, C, D)
+    with pytest.raises(ValueError, match=r"epoch of type float must be a torch.Tensor; torch.as_tensor makes one"):
+        objective(outputs, batch, 1.0, memory, objective.stage(1.0, memory))
+    torch.testing.assert_close(memory, objective.memory(N, C, D))

@@ -290,8 +290,15 @@ def test_a_belief_that_is_not_sure_replaces_nothing():
 
 def test_it_needs_a_teacher_and_a_stage_of_its_own():
     outputs, batch = make_batch()
-    with pytest.raises(ValueError, match=r"self_taught=True"):
+    with pytest.raises(ValueError, match=r"teacher=Outputs\(features, logits\) of averaged weights.*self_taught=True"):
         OBJECTIVE(outputs, replace(batch, teacher=None), torch.tensor(0.0), make_memory(), "labels")
+    other = OBJECTIVE.memory(N, C, D + 1)
+    message = (
+        rf"features \({len(batch.indices)}, {D}\) of the teacher must be {len(batch.indices)} rows of the {D + 1} that"
+    )
+    with pytest.raises(ValueError, match=message):
+        OBJECTIVE(outputs, batch, torch.tensor(0.0), other, "labels")
+    torch.testing.assert_close(other, OBJECTIVE.memory(N, C, D + 1))
     with pytest.raises(ValueError, match="finds no beliefs of 4 classes in its memory"):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), {}, "labels")
     outside = batch.indices.where(batch.indices != batch.indices[0], N)

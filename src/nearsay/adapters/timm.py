@@ -6,14 +6,14 @@ from torch import nn
 
 from nearsay.adapters.criterion import NCRCriterion
 from nearsay.adapters.libraries import import_library
-from nearsay.objectives import NCR
+from nearsay.core import Objective
 
 __all__ = ["NCRCriterion", "ncr_loss"]
 
 _timm = import_library("timm", "vision")
 
 
-def ncr_loss(model: nn.Module, objective: NCR | None = None, *, num_examples: int = 0) -> NCRCriterion:
+def ncr_loss(model: nn.Module, objective: Objective | None = None, *, num_examples: int = 0) -> NCRCriterion:
     """The loss function of a network of timm, bare or already wrapped (compiled, distributed).
 
     Features are what `forward_head(forward_features(x), pre_logits=True)` gives: they enter the classifier, where they

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from nearsay.adapters.criterion import NCRCriterion, check_objective, remembers_examples
 from nearsay.adapters.libraries import import_library
+from nearsay.core import Objective
 from nearsay.objectives import NCR
 
 __all__ = ["NCRCriterion", "NCRTrainer"]
@@ -23,7 +24,9 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
 
     loss_is_scaled_for_ga = False  # a mean over one batch: the Trainer divides it by the number of accumulated ones
 
-    def __init__(self, *args: Any, objective: NCR | None = None, head: nn.Linear | None = None, **choices: Any) -> None:
+    def __init__(
+        self, *args: Any, objective: Objective | None = None, head: nn.Linear | None = None, **choices: Any
+    ) -> None:
         if choices.get("model_init") is not None or choices.get("compute_loss_func") is not None:
             raise ValueError("model_init and compute_loss_func do not go with NCRTrainer; give model= and objective=")
         super().__init__(*args, **choices)
@@ -52,6 +55,11 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
             raise ValueError(
                 f"a batch of {', '.join(inputs)} has no labels; call the column labels, and give "
                 "remove_unused_columns=False where the network's forward takes no labels"
+            )
+        if self.criterion.memory and "indices" not in inputs and torch.is_grad_enabled():
+            raise ValueError(
+                f"a batch of {', '.join(inputs)} has no indices, by which a bank knows its rows; give the data a "
+                "column indices, and remove_unused_columns=False, without which the Trainer drops it"
             )
         seen = {name: value for name, value in inputs.items() if name not in ("labels", "indices")}
         outputs = model(**seen)

@@ -82,6 +82,8 @@ class ELR:
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
         """Update the averages, then compare with them: the order of the public code."""
         check_outputs(outputs, batch)
+        if self.ramp:
+            check_tensors(epoch=epoch)
         averages = memory.get("averages")
         if averages is None or averages.ndim != 2 or averages.shape[1] != outputs.logits.shape[1]:
             raise ValueError(

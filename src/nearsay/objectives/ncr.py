@@ -169,6 +169,7 @@ class NCR:
         """The batch without the labels of foreign rows, and what there is to log of that; or count how many agree."""
         if mine == "watch":
             check_outputs(outputs, batch)
+            check_tensors(epoch=epoch)
             opinion = ask(outputs, batch, self.k)
             count_agreement_(memory["start.agreement"], opinion, epoch)
             real = opinion.is_asked.to(outputs.logits.dtype)

@@ -100,10 +100,19 @@ class Nearsay:
         if stage not in ("labels", "neighbors"):
             raise ValueError(f"stage={stage!r} is not one of Nearsay's; pass what objective.stage(epoch, memory) gave")
         if batch.teacher is None:
-            raise ValueError("Nearsay needs a teacher: an experiment with averaging= and self_taught=True has one")
+            raise ValueError(
+                "Nearsay needs a teacher: give the batch teacher=Outputs(features, logits) of averaged weights, as "
+                "examples/nearsay_loop.py does; an experiment with averaging= and self_taught=True has one"
+            )
         if "seen" not in memory or memory["beliefs"].shape[1] != outputs.logits.shape[1]:
             raise ValueError(
                 f"Nearsay finds no beliefs of {outputs.logits.shape[1]} classes in its memory; make it with "
+                "objective.memory(num_examples, num_classes, num_features)"
+            )
+        if batch.teacher.features.shape != (len(batch.indices), memory["features"].shape[1]):
+            raise ValueError(
+                f"features {tuple(batch.teacher.features.shape)} of the teacher must be {len(batch.indices)} rows of "
+                f"the {memory['features'].shape[1]} that the memory was made for; make it with "
                 "objective.memory(num_examples, num_classes, num_features)"
             )
         check_indices(batch.indices, len(memory["seen"]) - 1)
