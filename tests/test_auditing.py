@@ -478,7 +478,13 @@ def test_features_on_disk_are_neither_copied_nor_written_to(tmp_path):
 
 
 def test_none_and_nan_are_unlabeled():
-    for labels in ([None, 2, 0], np.array([NAN, 2, 0], dtype=object), [NAN, 2, 0]):
+    for labels in (
+        [None, 2, 0],
+        np.array([NAN, 2, 0], object),
+        [NAN, 2, 0],
+        np.array([NAN, 2, 0]),
+        torch.tensor([NAN, 2, 0]),
+    ):
         assert inputs.read_inputs(labels, torch.eye(3), None, None, None).labels.tolist() == [-1, 2, 0]
     named = inputs.read_inputs([None, "b", "a"], None, torch.eye(3), None, None)
     assert (named.labels.tolist(), named.classes) == ([-1, 1, 0], ("a", "b"))
@@ -684,6 +690,44 @@ def test_a_missing_pandas_is_told_in_one_sentence(monkeypatch):
         audit([0], probabilities=[[1.0]]).to_frame()
 
 
+class Table:
+    """A table as pandas and polars have it: its columns have names, and an array can be made of it."""
+
+    def __init__(self, columns, values):
+        self.columns, self.values = columns, values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns", "classes", "wanted"),
+    [
+        (["a", "b", "c"], ["c", "a", "b"], None, [1, 2, 0]),
+        ([0, 1, 2], [2, 0, 1], None, [1, 2, 0]),
+        ([0, 1, 2], ["c", "a", "b"], ["b", "a", "c"], [2, 1, 0]),
+        (["a", "b", "c"], ["column_2", "column_0", "column_1"], None, [0, 1, 2]),  # names that say nothing of classes
+        ([0, 1, 2], ["c", "a", "b"], None, [0, 1, 2]),
+    ],
+)
+def test_columns_that_are_named_as_classes_stand_in_any_order(labels, columns, classes, wanted):
+    probabilities = np.array([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6]])
+    read = inputs.read_inputs(labels, Table(columns, probabilities), None, None, classes).probabilities
+    torch.testing.assert_close(read.double(), torch.from_numpy(probabilities[:, wanted]), rtol=0, atol=1e-6)
+
+
+def test_dynamics_of_sixteen_bits_and_images_of_numpy_are_read():
+    features, _, given = blobs(60)
+    confidence = torch.linspace(0, 1, 60).bfloat16()
+    one, other = (
+        audit(given, dynamics={"confidence": each, "margin": each}) for each in (confidence, confidence.float())
+    )
+    assert torch.equal(one.scores, other.scores)
+    images = torch.randint(256, (60, 3, 32, 32), generator=generator(), dtype=torch.uint8)
+    one, other = (audit(given, features=features, images=each) for each in (images, images.numpy()))
+    assert torch.equal(one.ood_scores, other.ood_scores)
+
+
 # What cannot be meant
 
 GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
@@ -696,7 +740,16 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         ([0, 2], GOOD, "labels hold 2, but with 2 classes"),
         ([0, -2], GOOD, "labels hold -2"),
         ([0, -100], GOOD, "labels hold -100"),
-        ([0.0, 1.5], GOOD, "labels of float64 must be whole"),
+        ([0.0, 1.5], GOOD, "label 1.5 is neither a class number nor a name"),
+        (np.array([False, True]), GOOD, "labels of bool must be whole class numbers"),
+        (
+            [torch.tensor([0]), torch.tensor([1])],
+            GOOD,
+            "labels are a list of 2 arrays; there must be one, which torch.cat",
+        ),
+        ([torch.tensor(0), torch.tensor(1)], GOOD, "labels are a list of 2 arrays"),
+        ([0, 1], {"probabilities": [np.eye(2)[:1], np.eye(2)[1:]]}, "probabilities are a list of 2 arrays"),
+        ([0, 1], {"features": np.array([np.ones(2), None], object)}, "numpy.stack(column) makes a matrix"),
         ([True, False], GOOD, "label True is neither"),
         ([0, "a"], GOOD, "label 0 is no name"),
         ([[0], [1]], GOOD, "labels of shape"),

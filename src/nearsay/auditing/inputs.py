@@ -43,6 +43,9 @@ def read_inputs(
             f"probabilities have {width} columns but there are {len(names)} classes ({_few(names)}); name the class of "
             "each column with classes="
         )
+    columns = [str(name) for name in getattr(probabilities, "columns", ())]
+    if beliefs is not None and sorted(columns) == sorted(names):  # a table that names its classes, in whatever order
+        beliefs = beliefs[:, [columns.index(name) for name in names]]
     points = None if features is None else _features(features)
     seen = None if dynamics is None else _dynamics(dynamics)
     for name, rows in (("probabilities", beliefs), ("features", points), ("dynamics", None if not seen else seen[0])):
@@ -55,6 +58,7 @@ def _labels(labels: Any, classes: tuple[str, ...] | None, width: int | None) -> 
     """(N,) class numbers, −1 for unlabeled, and the names of the classes."""
     if classes is not None and (not classes or len(set(classes)) < len(classes)):
         raise ValueError(f"classes ({_few(classes)}) must be at least one name, and no name twice")
+    _refuse_pieces("labels", labels, 0)
     try:
         cells = _array(labels)
     except ValueError as error:
@@ -63,7 +67,7 @@ def _labels(labels: Any, classes: tuple[str, ...] | None, width: int | None) -> 
         raise ValueError(f"labels of shape {cells.shape} must be a vector (N,) with at least one of them")
     if cells.dtype.kind in "iu":
         numbers = cells.astype(np.int64)
-    elif cells.dtype.kind in "OU":
+    elif cells.dtype.kind in "fOU":  # tables keep whole numbers of which some are missing as floating point
         known = [None if _is_missing(cell) else cell for cell in cells.tolist()]
         if any(isinstance(cell, str) for cell in known):
             return _named(known, classes)
@@ -149,6 +153,7 @@ def _floating(name: str, values: Any, width: str) -> Tensor:
 
 
 def _numbers(name: str, values: Any) -> Any:  # an array that torch can take
+    _refuse_pieces(name, values, 1)
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -156,8 +161,18 @@ def _numbers(name: str, values: Any) -> Any:  # an array that torch can take
             f"{name} of type {type(values).__name__} are no matrix ({error}); give rows of one length"
         ) from error
     if array.dtype.kind not in "fiu":
-        raise ValueError(f"{name} of {array.dtype} must be floating-point numbers")
+        cure = "; numpy.stack(column) makes a matrix of a column of vectors" if array.dtype.kind == "O" else ""
+        raise ValueError(f"{name} of {array.dtype} must be floating-point numbers{cure}")
     return np.ascontiguousarray(array)  # a copy only where torch could not take it as it is
+
+
+def _refuse_pieces(name: str, values: Any, ndim: int) -> None:
+    """Batches as a loop collects them are told from one row each, which has `ndim` axes."""
+    first = values[0] if isinstance(values, list | tuple) and values else None
+    if (isinstance(first, Tensor) and ndim == 0) or getattr(first, "ndim", ndim) != ndim:
+        joined = "torch.cat or torch.stack" if isinstance(first, Tensor) else "numpy.concatenate"
+        kind = type(values).__name__
+        raise ValueError(f"{name} are a {kind} of {len(values)} arrays; there must be one, which {joined} makes")
 
 
 def _shared(array: Any) -> Tensor:
@@ -169,7 +184,8 @@ def _shared(array: Any) -> Tensor:
 
 def _array(values: Any) -> Any:  # an array of whatever the user has
     if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     return np.asarray(values) if hasattr(values, "__array__") else _from_list(values)
 
 

@@ -56,14 +56,15 @@ def audit(
     classes: Sequence[str] | None = None,
     k: int = 20,
     approximate: bool | None = None,
-    images: Tensor | Thumbnails | None = None,
+    images: Any = None,
 ) -> Audit:
-    """Say which labels to distrust; arrays may be of numpy or torch, or lists.
+    """Say which labels to distrust; arrays may be of numpy or torch, lists, or columns and tables of pandas or polars.
 
     Args:
-        labels: (N,) class numbers with −1 for unlabeled, or names with None for unlabeled.
+        labels: (N,) class numbers, or names; −1, None or NaN for unlabeled.
         probabilities: (N, C) distributions, best of a network that has not seen the example; the columns are the
-            classes in the order of `classes`, by default sorted.
+            classes in the order of `classes`, by default sorted; those of a table that are named as the classes may
+            stand in any order.
         features: (N, D) by which neighbors are found. Tensors on an accelerator are searched there.
         dynamics: (N,) arrays `confidence` and `margin`, means over training of the probability of the given label and
             of its logit less the largest other; `count`, if there, is 0 for an example that was not trained on.
@@ -277,11 +278,11 @@ def _likeliest(views: list[Tensor], labels: Tensor, doubts: Tensor) -> Suggested
     return Suggested(best, sure.where(best >= 0, torch.nan).float())
 
 
-def _pictures(images: Tensor | Thumbnails | None, num: int) -> Thumbnails | None:
+def _pictures(images: Any, num: int) -> Thumbnails | None:
     """None also for pictures that are too small to be told apart."""
     if images is None:
         return None
-    pictures = shrink(images) if isinstance(images, Tensor) else images
+    pictures = images if isinstance(images, Thumbnails) else shrink(torch.as_tensor(images))
     if len(pictures.gray) != num:
         raise ValueError(f"{num} labels but {len(pictures.gray)} images; there must be as many")
     return pictures if pictures.gray.shape[1] >= LEAST_SIDE else None
