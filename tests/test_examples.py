@@ -106,6 +106,25 @@ def test_the_code_of_the_readme_runs(number):
     assert all((new != old).any() for new, old in zip(classifier.parameters(), before, strict=True))
 
 
+def test_the_two_networks_of_the_page_about_loops_learn():
+    [shown] = [block for block in blocks(read("docs/adapters.md"), "python") if "AveragedModel" in block]
+    torch.manual_seed(0)
+    *_, loader = loop.setup()
+    networks = []
+    for _ in range(2):
+        body, classifier, *_ = loop.setup()
+        networks.append(nearsay_loop.Network())
+        networks[-1].body, networks[-1].classifier = body, classifier
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in networks]
+    names = {"networks": networks, "optimizers": optimizers, "loader": loader}
+    exec(shown, names)
+    inputs, _, indices = loader.dataset.tensors
+    for network, average in zip(networks, names["averages"], strict=True):
+        assert (network(inputs).logits.argmax(dim=1) == indices % 4).float().mean() > 0.85
+        assert average.n_averaged == 20
+    assert all(memory["base.averages"][:512].sum(dim=1).min() > 0.5 for memory in names["memories"])
+
+
 def test_the_loop_of_the_readme_is_that_of_the_example():
     example = [line.strip() for line in read("examples/loop.py").splitlines()]
     [shown] = [block for block in blocks(read("README.md"), "python") if "nearsay.ncr(" in block]
@@ -155,14 +174,31 @@ def test_the_recipe_of_the_training_page_trains(tmp_path, monkeypatch):
 
 
 def test_the_code_of_the_audit_page_runs(capsys):
-    [shown] = blocks(read("docs/audit.md"), "python")
+    shown, _ = blocks(read("docs/audit.md"), "python")
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(90) % 3
     features = torch.eye(3)[labels] + 0.1 * torch.randn(90, 3, generator=generator)
-    labels[5] = (labels[5] + 1) % 3
+    labels[5] = 0  # of class 2
     names = {"labels": labels, "features": features, "probabilities": (5 * features).softmax(dim=1)}
     exec(shown, names)
-    assert names["suspicious"][0] == 5
+    about, first, *_ = capsys.readouterr().out.splitlines()
+    assert about.startswith("<Audit of 90 labels in 3 classes: 1 seem wrong, noise rate 0.01")
+    assert re.fullmatch(r"5: 0\.\d\d, 0, rather 2 \(0\.\d\d\)", first)
+    assert names["table"]["predicted_label"][5] == "2"
+
+
+def test_the_loop_of_the_audit_page_finds_the_wrong_labels():
+    _, shown = blocks(read("docs/audit.md"), "python")
+    torch.manual_seed(0)
+    body, classifier, optimizer, loader = loop.setup()
+    inputs, labels, indices = loader.dataset.tensors
+    names = {"body": body, "classifier": classifier, "optimizer": optimizer, "loader": loader, "device": "cpu"}
+    names |= {"inputs": inputs, "labels": labels}
+    exec(shown, names)
+    is_wrong = labels != indices % 4
+    assert is_wrong[names["found"].order()[:80]].float().mean() > 0.95  # 130 of 512 are
+    assert names["count"].tolist() == [20.0] * 512
+    assert "training" in names["found"].parts
 
 
 @pytest.mark.usefixtures("one_thread")
