@@ -188,6 +188,17 @@ def check_indices(indices: Tensor, num_examples: int) -> None:
             )
 
 
+def check_place(memory: Mapping[str, Tensor], outputs: Outputs) -> None:
+    """Refuse a memory that was left behind when the network was moved."""
+    for name, tensor in memory.items():
+        if tensor.device != outputs[1].device:
+            raise ValueError(
+                f"memory[{name!r}] is on {tensor.device} and the logits are on {outputs[1].device}; move all of it "
+                "with {name: tensor.to(device) for name, tensor in memory.items()}, or that of an adapter with "
+                "criterion.to(device)"
+            )
+
+
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """(B,) class numbers as (B, C) float32 targets; −1 (unlabeled) becomes a row of zeros.
 

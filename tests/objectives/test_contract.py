@@ -337,3 +337,14 @@ def test_an_epoch_that_is_no_tensor_is_refused_before_anything_is_remembered(obj
     with pytest.raises(ValueError, match=r"epoch of type float must be a torch.Tensor; torch.as_tensor makes one"):
         objective(outputs, batch, 1.0, memory, objective.stage(1.0, memory))
     torch.testing.assert_close(memory, objective.memory(N, C, D))
+
+
+@pytest.mark.parametrize(
+    "objective", [ELR(), NCR(bank=Bank(size=15)), NCR(start_epoch="auto"), Nearsay(k=3, start_epoch=0)], ids=repr
+)
+def test_a_memory_on_another_device_is_told_with_the_cure(objective):
+    outputs, batch = make_case()
+    memory = objective.memory(N, C, D)
+    left = {name: tensor.to("meta") for name, tensor in memory.items()}
+    with pytest.raises(ValueError, match=r"memory\['.*'\] is on meta and the logits are on cpu; move all of it with"):
+        objective(outputs, batch, torch.tensor(0.0), left, objective.stage(0.0, memory))

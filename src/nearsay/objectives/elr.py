@@ -17,6 +17,7 @@ from nearsay.core import (
     check_indices,
     check_number,
     check_outputs,
+    check_place,
     check_tensors,
     first_rows,
 )
@@ -90,6 +91,7 @@ class ELR:
                 f"ELR finds no averages of {outputs.logits.shape[1]} classes in its memory; make it with "
                 "objective.memory(num_examples, num_classes, num_features)"
             )
+        check_place(memory, outputs)
         check_indices(batch.indices, len(averages) - 1)
         logits, targets = real_rows(outputs, batch)
         teacher = outputs.logits if batch.teacher is None else batch.teacher.logits

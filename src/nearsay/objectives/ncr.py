@@ -20,6 +20,7 @@ from nearsay.core import (
     can_look,
     check_number,
     check_outputs,
+    check_place,
     check_tensors,
     check_whole,
 )
@@ -145,6 +146,7 @@ class NCR:
         mine, _, base_stage = stage.partition("/")
         if mine not in ("base", "watch", "ncr"):
             raise ValueError(f"stage={stage!r} is not one of NCR's; pass what objective.stage(epoch, memory) returned")
+        check_place(memory, outputs)
         if self.bank is not None:
             check_outputs(outputs, batch)
             self.bank.check(_part(memory, "bank"), outputs, dist.num_processes() * len(batch.indices))

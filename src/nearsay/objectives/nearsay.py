@@ -25,6 +25,7 @@ from nearsay.core import (
     check_indices,
     check_number,
     check_outputs,
+    check_place,
     check_whole,
     first_rows,
     one_hot,
@@ -115,6 +116,7 @@ class Nearsay:
                 f"the {memory['features'].shape[1]} that the memory was made for; make it with "
                 "objective.memory(num_examples, num_classes, num_features)"
             )
+        check_place(memory, outputs)
         check_indices(batch.indices, len(memory["seen"]) - 1)
         num = len(batch.indices) // batch.views
         given = upcast(batch.targets if batch.plain_targets is None else batch.plain_targets)[:num]
