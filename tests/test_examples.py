@@ -178,6 +178,7 @@ def test_the_code_of_the_audit_page_runs(capsys):
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(90) % 3
     features = torch.eye(3)[labels] + 0.1 * torch.randn(90, 3, generator=generator)
+    right = labels.clone()
     labels[5] = 0  # of class 2
     names = {"labels": labels, "features": features, "probabilities": (5 * features).softmax(dim=1)}
     exec(shown, names)
@@ -185,6 +186,7 @@ def test_the_code_of_the_audit_page_runs(capsys):
     assert about.startswith("<Audit of 90 labels in 3 classes: 1 seem wrong, noise rate 0.01")
     assert re.fullmatch(r"5: 0\.\d\d, 0, rather 2 \(0\.\d\d\)", first)
     assert names["table"]["predicted_label"][5] == "2"
+    assert torch.equal(names["cleaned"], right)
 
 
 def test_the_loop_of_the_audit_page_finds_the_wrong_labels():
