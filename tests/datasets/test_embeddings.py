@@ -262,6 +262,24 @@ def test_features_are_read_from_parquet(tmp_path, layout):
     assert test.labels.given.tolist() == [-1, 0]
 
 
+def test_columns_of_parquet_are_found_whatever_their_case(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    columns = {"Features": [[1.0], [2.0], [3.0]], "LABEL": ["a", "b", "a"], "Clean": ["a", "a", "b"]}
+    columns["Split"] = ["train", "train", "test"]
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
+    train, test = (Embeddings(path=tmp_path / "all.parquet").open(split) for split in ("train", "test"))
+    assert train.inputs.tolist() == [[1.0], [2.0]]
+    assert test.inputs.tolist() == [[3.0]]
+    assert train.labels.clean.tolist() == [0, 0]
+
+
+def test_rows_for_testing_are_not_learned_for_the_sake_of_a_capital_letter(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    columns = {"features": [[1.0], [2.0], [3.0]], "label": ["a", "b", "a"], "Split": ["train", "train", "test"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
+    assert Embeddings(path=tmp_path / "all.parquet").open("train").inputs.tolist() == [[1.0], [2.0]]
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [

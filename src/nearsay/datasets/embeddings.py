@@ -89,7 +89,9 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
     if content == "labels" and path.suffix.lower() in tables.ENDINGS:
         return _read_table(path)
     if path.suffix.lower() == ".parquet":
-        return {"features": read_parquet(path), **_read_table(path, columns=sorted(_KNOWN - set(FEATURE_NAMES)))}
+        present = tables.read(path, columns=()).header
+        others = [name for name in present if name.lower() in _KNOWN - set(FEATURE_NAMES)]
+        return {"features": read_parquet(path), **_read_table(path, columns=others)}
     try:
         with path.open("rb") as file:  # by itself numpy would leave a broken file open
             loaded = np.load(file, allow_pickle=False)
