@@ -59,6 +59,7 @@ ACCEPTED = {  # what is written, and what it means
     "index column": (",path,label\n0,a.jpg,cat\n1,b.jpg,dog\n", {"a.jpg": "cat", "b.jpg": "dog"}),
     "paths inside": ("path,label\n./deep/../a.jpg,cat\ndeep//e.jpg,dog\n", {"a.jpg": "cat", "deep/e.jpg": "dog"}),
     "odd file name": ("path,label\né 漢.jpg,cat\n", {"é 漢.jpg": "cat"}),
+    "another Label": ("path,label,Label\na.jpg,cat,dog\n", {"a.jpg": "cat"}),
     "blank lines": ("path,label\n\na.jpg,cat\n\n", {"a.jpg": "cat"}),
 }
 
@@ -77,6 +78,12 @@ REFUSED = {  # what is written, the line that is named and the reason
         1,
         "both columns 'clean' and 'clean_label'",
     ),
+    "capital letter": (
+        "path,label,Split\na.jpg,cat,train\nb.jpg,cat,test\n",
+        1,
+        "column 'Split' must be written 'split' to be read; rename it",
+    ),
+    "space in the header": ("path, label\na.jpg,cat\n", 1, "column ' label' must be written 'label' to be read"),
     "unclosed quote": (
         'path,label\na.jpg,cat\nb.jpg,"dog\nc.jpg,cow\n',
         3,

@@ -81,8 +81,11 @@ class Manifest:
         table = tables.read(self.path, columns=columns)
         problems = Problems(table.path)
         found = ", ".join(map(repr, table.header))[:200]
-        for name in ("path", "label"):
-            if name not in table.header:
+        spelled = {name.strip().lower(): name for name in table.header}
+        for name in _KNOWN:  # a split that is passed over would be learned
+            if name not in table.header and name in spelled:
+                problems.add(1, f"column {spelled[name]!r} must be written {name!r} to be read; rename it")
+            elif name not in table.header and name in ("path", "label"):
                 problems.add(1, f"there is no column {name!r}, only {found}; the first line must be like path,label")
         if all(name in table.header for name in _CLEAN):
             problems.add(1, f"there are both columns {_CLEAN[0]!r} and {_CLEAN[1]!r}; keep one of them")
