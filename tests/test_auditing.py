@@ -252,6 +252,14 @@ def test_a_label_is_rejected_with_confidence_by_what_is_as_sure_as_usual():
     assert estimating.confident_share(beliefs, torch.tensor([0, 0, 0, 1, 1, 0])) == 0
 
 
+def test_what_is_exactly_as_sure_as_usual_is_told_from_what_is_equally_sure():
+    beliefs = torch.tensor([[0.8, 0.2]]).repeat(8, 1)  # seven times .8 in float32 has a mean above .8
+    assert estimating.confident_share(beliefs, torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])) == 1 / 8
+    halves = torch.full((4, 2), 0.5)
+    assert estimating.confident_share(halves, torch.tensor([0, 0, 0, 1])) == 0
+    assert estimating.confident_share(halves, torch.tensor([1, 1, 1, 0])) == 0
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_the_interval_allows_for_a_classifier_that_is_often_wrong(rate):
     drawn = generator(4)
@@ -439,6 +447,29 @@ def test_the_order_of_the_examples_does_not_matter():
     torch.testing.assert_close(other.scores, one.scores[order], atol=1e-4, rtol=0)  # propagation stops at a tolerance
     assert torch.equal(other.suggested.labels, one.suggested.labels[order])
     torch.testing.assert_close(other.noise_matrix, one.noise_matrix)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_the_order_of_the_classes_does_not_matter_even_where_they_are_equally_likely(is_trained):
+    probabilities = torch.randint(0, 3, (200, 3), generator=generator(4)) + 0.5  # as of a few trees, or of a few people
+    probabilities /= probabilities.sum(dim=1, keepdim=True)
+    given = torch.randint(0, 3, (200,), generator=generator(2))
+    dynamics = {"confidence": torch.rand(200, generator=generator(3)), "margin": torch.randn(200)}
+    more = {"dynamics": dynamics} if is_trained else {}
+    one = audit(given, probabilities=probabilities, **more)
+    other = audit(2 - given, probabilities=probabilities.flip(1), **more)
+    assert other.noise_rate == one.noise_rate
+    torch.testing.assert_close(other.right, one.right)
+    assert torch.equal(other.is_issue, one.is_issue)
+
+
+def test_of_equally_likely_classes_the_label_stays():
+    for label in (0, 1):
+        found = audit([label] * 4, probabilities=[[0.5, 0.5]] * 4, classes=["a", "b"])
+        assert found.noise_rate.estimate == 0
+        assert not found.is_issue.any()
+    view, halves = torch.tensor([[0.7, 0.3], [0.3, 0.7]]), torch.full((2,), 0.5, dtype=torch.float64)
+    assert judging._likeliest([view], torch.tensor([1, 0]), halves).labels.tolist() == [1, 0]
 
 
 def test_the_kind_of_array_does_not_matter():

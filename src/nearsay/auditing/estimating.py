@@ -64,6 +64,15 @@ def mixture_share(values: Tensor) -> float:
     return shares[int(means.argmin())].item()
 
 
+def own_and_other(beliefs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) what (N, C) numbers say of the label and of the best other class, −1 where there is none.
+
+    A label is rejected where the second is larger: of equals none is, whatever the order of the classes.
+    """
+    column = labels.clamp(min=0)[:, None]
+    return beliefs.gather(1, column)[:, 0], beliefs.scatter(1, column, -1.0).amax(dim=1)
+
+
 def confident_share(beliefs: Tensor, labels: Tensor) -> float:
     """The share of (N,) labels of which another class is believed as much as it is of those labeled so on average.
 
@@ -71,11 +80,11 @@ def confident_share(beliefs: Tensor, labels: Tensor) -> float:
     Rows of `beliefs` (N, C) need not sum to 1.
     """
     shares = beliefs / beliefs.sum(dim=1, keepdim=True)
-    own = shares.gather(1, labels[:, None])[:, 0]
-    sums = torch.zeros(beliefs.shape[1], dtype=shares.dtype).index_add_(0, labels, own)
-    usual = sums / torch.bincount(labels, minlength=len(sums))  # (C,) NaN for a class that nothing is labeled as
-    most, best = shares.where(shares >= usual, -1.0).max(dim=1)
-    return ((most >= 0) & (best != labels)).double().mean().item()
+    own = shares.gather(1, labels[:, None])[:, 0].double()  # or the mean of equals would be another number than they
+    sums = torch.zeros(beliefs.shape[1], dtype=torch.float64).index_add_(0, labels, own)
+    usual = (sums / torch.bincount(labels, minlength=len(sums))).to(shares.dtype)  # (C,) NaN for a class of nobody
+    trusted, other = own_and_other(shares.where(shares >= usual, -1.0), labels)
+    return (other > trusted).double().mean().item()
 
 
 def wilson(share: float, num: int) -> tuple[float, float]:

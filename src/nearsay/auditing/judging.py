@@ -117,9 +117,8 @@ def audit(
 
 def margin(beliefs: Tensor, labels: Tensor) -> Tensor:
     """(N,) half of 1 + belief in the label − in the best other class; NaN where unlabeled or nothing is believed."""
-    own = beliefs.gather(1, labels.clamp(min=0)[:, None])[:, 0]
-    other = beliefs.scatter(1, labels.clamp(min=0)[:, None], 0.0).amax(dim=1)
-    return ((1 + own - other) / 2).where((labels >= 0) & (beliefs.sum(dim=1) > 0), torch.nan).clamp(0, 1)
+    own, other = estimating.own_and_other(beliefs, labels)
+    return ((1 + own - other.clamp(min=0)) / 2).where((labels >= 0) & (beliefs.sum(dim=1) > 0), torch.nan).clamp(0, 1)
 
 
 def _in_training(inputs: Inputs) -> Tensor:
@@ -191,7 +190,8 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
         total = sum(beliefs.views.values(), start=torch.zeros(()))  # (N, C)
         is_seen = is_judged & (total.sum(dim=1) > 0)
         if is_seen.any():
-            rejected = (total.argmax(dim=1) != inputs.labels)[is_seen].double().mean().item()
+            own, other = estimating.own_and_other(total, inputs.labels)
+            rejected = (other > own)[is_seen].double().mean().item()
             if inputs.dynamics is None:
                 confident.append(estimating.confident_share(total[is_seen], inputs.labels[is_seen]))
     threshold = None if inputs.dynamics is None else _training_cut(inputs.dynamics, inputs.labels)
@@ -214,8 +214,8 @@ def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, rate: float) -> T
     """(N,) float64 how likely each label is wrong: as any other where nothing is known; NaN where unlabeled."""
     opinions = []
     for view in beliefs.views.values():
-        is_against = (view.argmax(dim=1) != inputs.labels).float()
-        opinions.append(is_against.where(view.sum(dim=1) > 0, torch.nan))
+        own, other = estimating.own_and_other(view, inputs.labels)
+        opinions.append((other > own).float().where(view.sum(dim=1) > 0, torch.nan))
     if inputs.dynamics is not None:
         threshold = _training_cut(inputs.dynamics, inputs.labels)
         seen = inputs.dynamics.margin
@@ -273,6 +273,7 @@ def _likeliest(views: list[Tensor], labels: Tensor, doubts: Tensor) -> Suggested
     judged = (others * doubts[:, None]).scatter(1, own, (1 - doubts)[:, None])
     free = belief / belief.sum(dim=1, keepdim=True)
     sure, best = judged.where((labels >= 0)[:, None], free).max(dim=1)
+    best = labels.where((labels >= 0) & (sure == 1 - doubts), best)  # of equals the label stays
     is_silent = torch.stack([view.sum(dim=1) == 0 for view in views]).all(dim=0)
     best = best.where(~(is_silent & (best != labels)), -1)
     return Suggested(best, sure.where(best >= 0, torch.nan).float())
