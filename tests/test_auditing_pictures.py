@@ -62,6 +62,13 @@ def test_equal_pictures_of_one_color_are_the_same_and_others_are_not():
     assert groups.tolist() == [0, 1, 0, -1, 1, 0]
 
 
+def test_two_colors_of_one_gray_are_not_the_same_picture():
+    colors = torch.tensor([[255, 0, 0], [76, 76, 76], [0, 130, 0], [76, 76, 76], [255, 0, 0], [0, 0, 255]])
+    thumbnails = pictures.shrink(colors.byte()[:, :, None, None].expand(-1, -1, 32, 32))
+    assert thumbnails.gray[:5].unique().tolist() == [76]
+    assert sorted(map(tuple, pictures.same_pictures(thumbnails).tolist())) == [(0, 4), (1, 3)]
+
+
 def test_pictures_below_16_pixels_are_not_compared():
     images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
     assert pictures.same_pictures(pictures.shrink(images)).shape == (0, 2)

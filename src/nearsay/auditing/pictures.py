@@ -168,12 +168,13 @@ def _fields(start: float, size: float) -> Tensor:
 
 
 def _flat_pairs(thumbnails: Thumbnails) -> Tensor:
-    """(P, 2) each picture of one color with the one before of the same gray."""
+    """(P, 2) each picture of one color with the one before of the same color."""
     tiny = thumbnails.colors.flatten(2)
     flat = (tiny.amax(dim=2) == tiny.amin(dim=2)).all(dim=1).nonzero()[:, 0]
-    level = thumbnails.gray[flat, 0, 0]
-    flat = flat[level.argsort(stable=True)]
-    return torch.stack([flat[:-1], flat[1:]], dim=1).sort(dim=1).values
+    colors = (tiny[flat, :, 0].long() * torch.tensor([2**16, 2**8, 1])).sum(dim=1)
+    colors, order = colors.sort(stable=True)
+    flat = flat[order]
+    return torch.stack([flat[:-1], flat[1:]], dim=1)[colors[1:] == colors[:-1]]
 
 
 def _matches(gray: Tensor, pairs: Tensor, side: int, cuts: tuple[int, ...]) -> Tensor:
