@@ -241,6 +241,28 @@ def test_files_are_whole_or_as_before(tmp_path, monkeypatch):
         assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
 
 
+def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
+    """After a loss of power a file is as long as when it was last flushed."""
+    kept, fsync = {}, os.fsync
+
+    def flush(descriptor):
+        fsync(descriptor)
+        found = os.fstat(descriptor)
+        kept[found.st_ino] = found.st_size
+
+    monkeypatch.setattr(os, "fsync", flush)
+    with open_run(tmp_path / "run") as run:
+        run.append_log({"epoch": 1.0})
+        run.append_log({"epoch": 2.0})
+        final = run.save(7, tensors_of(7), {**state_of(7), "log_end": run.log_end()})
+        monkeypatch.undo()
+    assert kept[(final / "state.json").stat().st_ino] > 0
+    assert kept.get((tmp_path / "run" / "log.jsonl").stat().st_ino, 0) == run.log_end()
+    flushed = list(kept)
+    assert flushed.index((run.path / "log.jsonl").stat().st_ino) < flushed.index((final / "state.json").stat().st_ino)
+    assert {run.path.stat().st_ino, final.stat().st_ino} <= kept.keys()  # and the names in both folders
+
+
 def test_the_log_is_cut_to_where_the_checkpoint_stood(tmp_path):
     with open_run(tmp_path) as run:
         run.append_log({"step": 1})

@@ -110,6 +110,7 @@ class Run:
         try:
             with _explained(final, need):
                 folder.mkdir(exist_ok=True)
+                self._flush_log()
                 free = shutil.disk_usage(folder).free
                 if free < need:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -131,6 +132,13 @@ class Run:
             if old not in kept:
                 shutil.rmtree(old, ignore_errors=True)
         return final
+
+    def _flush_log(self) -> None:
+        """No checkpoint is on the disk before the lines of the log that it counts on, or power may fail in between."""
+        if (self.path / "log.jsonl").exists():
+            with open(self.path / "log.jsonl", "rb") as log:
+                os.fsync(log.fileno())
+        flush_folder(self.path)
 
     def checkpoints(self) -> list[Path]:
         """Folders of checkpoints, right or damaged, the newest first; RunError if nobody can tell which there are."""
