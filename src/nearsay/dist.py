@@ -148,9 +148,9 @@ def share(value: str, device: torch.device) -> str:
     return bytes(buffer.tolist()).decode()
 
 
-def agreed(claim: bool, device: torch.device) -> bool:
-    """Whether any process claims it."""
-    return claim if num_processes() == 1 else bool(total(torch.tensor(float(claim), device=device)) > 0)
+def agreed(claims: list[bool], device: torch.device) -> list[bool]:
+    """Which of them any process claims, in one message."""
+    return claims if num_processes() == 1 else (total(torch.tensor(claims, device=device).float()) > 0).tolist()
 
 
 def gather(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The machine that a run is on: its signals, its clock, its memory, and what torch shall do there."""
+"""The machine that a run is on: its signals, its clock, its memory, and what torch shall do and draw there."""
 
 import os
 import platform
@@ -6,12 +6,15 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from nearsay import dist
 from nearsay.experiment import Machine
 
 _LOOK = 64  # steps, at most, between two looks at the device
@@ -110,6 +113,39 @@ def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]
     finally:
         torch.backends.cudnn.benchmark = benchmark
         torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
+
+
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """Where torch's generators stand, those of all processes one after another; all of them ask for it at once."""
+    return {name: dist.gather(look().to(device)).cpu() for name, (look, _) in _generators(device).items()}
+
+
+def set_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
+    """Let torch's generators of all processes go on from the states that the first of them has in `saved`.
+
+    Of states of another number of processes only the first is used; the other processes draw as they began.
+    """
+    for name, (look, put) in _generators(device).items():
+        size, state = len(look()), saved.get(name)
+        is_whole = state is not None and len(state) == size * dist.num_processes()
+        if dist.share("whole" if is_whole else "", device):
+            states = torch.zeros(size * dist.num_processes(), dtype=torch.uint8, device=device)
+            if state is not None:
+                states.copy_(state)
+            dist.broadcast_([states])
+            put(states[dist.rank() * size :][:size].cpu().clone())
+        elif state is not None:
+            put(state[:size].clone())
+
+
+def _generators(device: torch.device) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    """How to look at the state of each generator, and to set it."""
+    found: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]
+    found = {"generator.cpu": (torch.get_rng_state, torch.set_rng_state)}
+    if device.type == "cuda":
+        look, put = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
+        found["generator.cuda"] = (look, put)
+    return found
 
 
 def hardware(device: torch.device) -> str:

@@ -24,7 +24,7 @@ from nearsay.core import Files, Predictions
 from nearsay.display import Display, Progress, Silent
 from nearsay.experiment import Experiment
 from nearsay.feeding import Feed
-from nearsay.host import Clock, Stopped, backend, hardware, peak_memory, signals
+from nearsay.host import Clock, Stopped, backend, generator_states, hardware, peak_memory, set_generators, signals
 from nearsay.loading import BadImage, Lost
 from nearsay.noise import describe
 from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
@@ -148,8 +148,8 @@ class _Training:
                     self._look(done)
                 if is_epoch:
                     self._end_epoch(done)
-                is_stopped = dist.agreed(bool(received), self.device)
-                if is_stopped or done == self.num_steps or self._wants_checkpoint(done, saved):
+                is_stopped, is_time = dist.agreed([bool(received), self._wants_checkpoint(done, saved)], self.device)
+                if is_stopped or is_time or done == self.num_steps:
                     self._save(done)
                     saved = time.perf_counter()
                 if is_stopped and done < self.num_steps:
@@ -179,16 +179,14 @@ class _Training:
         else:
             self.step.begin_sums(state["sums"])
         dist.broadcast_(self.step.tensors().values())
+        set_generators({} if found is None else found.tensors, self.device)
         self.stage = state["stage"]
         self.skipped = dict.fromkeys(state["skipped"])
         self.began -= state["seconds"]
         return int(state["step"])
 
     def _restore(self, found: Checkpoint) -> None:
-        tensors = dict(found.tensors)
-        torch.set_rng_state(tensors.pop("generator.cpu"))
-        if (device_state := tensors.pop("generator.cuda", None)) is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(device_state, self.device)
+        tensors = {name: each for name, each in found.tensors.items() if not name.startswith("generator.")}
         try:
             restore(self.step, tensors)
         except ValueError as error:
@@ -198,15 +196,13 @@ class _Training:
 
     def _save(self, done: int) -> None:
         self._look(done)  # no checkpoint is written of what is not finite
+        generators = generator_states(self.device)
         if self.run is None:
             return
         learned = self.step.tensors()
         must_be_finite = [each for name, each in learned.items() if name.startswith(_LEARNED)]
         if not torch.stack([each.isfinite().all() for each in must_be_finite]).all():
             self._report_not_finite(done - 1)  # a finite gradient can still be too much for a weight
-        tensors = {**learned, "generator.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
         state = {
             "step": done,
             "stage": self.stage,
@@ -215,7 +211,7 @@ class _Training:
             "skipped": list(self.skipped),
             "seconds": time.perf_counter() - self.began,
         }
-        self.run.save(done, tensors, state)
+        self.run.save(done, {**learned, **generators}, state)
         self.clock.restart(done)
 
     def _look(self, done: int) -> None:

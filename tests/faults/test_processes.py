@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from faults.jobs import STEPS, assert_same, is_over, read_counter, words_of
+from faults.jobs import SMALL, STEPS, assert_same, is_over, read_counter, words_of
 
 CHILDREN = "/proc/{0}/task/{0}/children"
 TIMEOUT = 3  # seconds that a rank waits for the other
@@ -25,6 +25,42 @@ TOGETHER = {  # residual networks for one step: rounding of 6e-8 parts two such 
     "a residual network": [*DIGITS, "epochs=0.05", "method=ncr+elr"],
     "a mixed residual network": [*DIGITS, "epochs=0.05", "method=ncr+mixup"],
 }
+
+
+FORGETFUL = '''
+"""A toy whose network draws for itself."""
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from nearsay import Outputs
+from nearsay.models.heads import drawn
+from nearsay.recipes.toy import recipe as toy
+
+
+class Network(nn.Module):
+    def __init__(self, num_inputs, num_classes):
+        super().__init__()
+        self.num_features = 16
+        self.body = nn.Sequential(nn.Linear(num_inputs, 16), nn.ReLU(), nn.Dropout(0.5))
+        self.fc = nn.Linear(16, num_classes)
+
+    def forward(self, inputs):
+        features = self.body(inputs)
+        return Outputs(features, self.fc(features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful:
+    def build(self, num_classes, *, num_inputs, seed=0):
+        with drawn(seed):
+            return Network(num_inputs, num_classes)
+
+
+def recipe(epochs: float = 4):
+    return replace(toy(epochs=epochs), backbone=Forgetful())
+'''
 
 
 def check_second_runs(server, whole, tmp_path, *, attempts):
@@ -106,9 +142,10 @@ def pair(server, tmp_path_factory):
     return server.finish(tmp_path_factory.mktemp("pair") / "run", *words_of("mixup"), launch="fork")
 
 
-def check_fault(server, pair, folder, *, fault, draw, launch="fork"):
+def check_fault(server, pair, folder, *, fault, draw, launch="fork", words=()):
     """One rank is lost, the agent starts both again, and nothing is seen of it later; the seconds until it ended."""
-    job = server.start(folder, *words_of("mixup"), "--set", f"machine.timeout={TIMEOUT}", launch=launch)
+    words = words or words_of("mixup")
+    job = server.start(folder, *words, "--set", f"machine.timeout={TIMEOUT}", launch=launch)
     rank, after = draw.randrange(2), draw.randrange(1, STEPS - 10)
     counter = job.counter.with_name(f"{job.counter.name}-{rank}")
     assert job.until(lambda: read_counter(counter)[1] >= after), job.said
@@ -125,6 +162,14 @@ def check_fault(server, pair, folder, *, fault, draw, launch="fork"):
 
 def test_two_ranks_survive_a_kill_of_one(server, pair, tmp_path):
     check_fault(server, pair, tmp_path / "run", fault="killed", draw=random.Random(0))
+
+
+def test_a_rank_that_was_killed_goes_on_with_the_draws_of_its_own_network(server, tmp_path):
+    """What dropout leaves out, on each rank, is what it would have left out; the clock of one says when to save."""
+    (tmp_path / "forgetful.py").write_text(FORGETFUL)
+    words = [str(tmp_path / "forgetful.py"), *SMALL, "--set", "machine.checkpoint_seconds=0.02"]
+    whole = server.finish(tmp_path / "whole", *words, launch="fork")
+    check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
 
 
 @pytest.mark.slow
