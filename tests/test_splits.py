@@ -56,6 +56,13 @@ def test_without_wishes_all_is_trained_on_and_the_test_is_judged():
     assert [(each.name, len(each.inputs), len(each.truth)) for each in found.judged] == [("test", 30, 30)]
 
 
+def test_true_labels_that_are_no_class_of_the_data_are_refused():
+    """Numbers beside names, for one: all examples would count as foreign, and all labels as wrong."""
+    with pytest.raises(ValueError, match="none of the true labels of the train split is one of its classes 'a', 'b'"):
+        open_splits(given_splits(train=labels(0, 1, 2, clean=[-1, -1, -1])))
+    assert open_splits(given_splits(train=labels(0, 1, 2, clean=[-1, 2, -1]))).labels.clean.tolist() == [-1, 2, -1]
+
+
 @pytest.mark.parametrize(("wish", "num"), [(0.1, 9), (0.5, 45), (1, 1), (30.0, 30), (0.004, 0)])
 def test_a_share_or_a_number_is_held_out(wish, num):
     found = open_splits(experiment(held_out=wish))

@@ -49,6 +49,11 @@ def open_splits(experiment: Experiment) -> Splits:
     inputs, pure = open_train(experiment)
     if not len(pure.given):
         raise ValueError("the train split has no examples; there is nothing to learn from")
+    if pure.clean is not None and (pure.clean < 0).all():
+        raise ValueError(
+            f"none of the true labels of the train split is one of its classes {', '.join(map(repr, pure.classes[:5]))}"
+            f"{', ...' if len(pure.classes) > 5 else ''}; name classes alike in both, or leave the true labels out"
+        )
     labels = _noisy(experiment, experiment.noise, pure, inputs)
     if not (labels.given >= 0).any():
         raise ValueError("no example of the train split has a label; there is nothing to learn from")
