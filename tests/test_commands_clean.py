@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from PIL import Image
 from review.conftest import write_run
 
 from nearsay import tables
@@ -45,6 +46,26 @@ def test_by_default_it_takes_what_is_likelier_right_than_wrong_and_drops_what_el
     )
     found = clean_run(run)
     assert (found.relabeled.tolist(), found.dropped.tolist(), found.review.tolist()) == ([0, *range(3, 30)], [1], [2])
+
+
+def test_every_class_can_be_suggested_the_first_too(run):
+    wrong = {"is_label_issue": "true", "predicted_label": "0"}
+    edit(run, lambda rows: [{**row, **(wrong if place == 150 else {})} for place, row in enumerate(rows)])
+    assert clean_run(run).given[[0, 29, 30, 150, 151]].tolist() == [1, 1, 0, 0, 1]
+
+
+def test_the_manifest_holds_the_other_splits_as_they_are(tmp_path):
+    names = [f"{split}/{kind}/{split}-{kind}.png" for split in ("train", "val", "test") for kind in ("ant", "bee")]
+    for number, name in enumerate(names):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True)
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(tmp_path / "photos" / name)
+    words = (f"path={tmp_path / 'photos'}", "backbone=resnet18", "weights=none")
+    folder = write_run(tmp_path / "run", "folder", *words, num_issues=1)
+    clean_run(folder)
+    columns = tables.read(folder / "cleaned.csv").columns
+    assert columns["path"] == names
+    assert columns["label"] == ["bee", "bee", "ant", "bee", "ant", "bee"]  # the first was suspicious
+    assert columns["split"] == ["train", "train", "validation", "validation", "test", "test"]
 
 
 def test_claims_count_however_a_spreadsheet_spells_them(run):
