@@ -162,6 +162,11 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path):
     assert told in refused(Folder(path=str(tmp_path / "file")))
 
 
+def test_one_class_whose_images_lie_in_one_folder_of_it_is_a_class(tmp_path):
+    make(tmp_path, "cat/2024/a.jpg", "cat/2024/b.jpg")
+    assert Folder(path=tmp_path).open("train").labels.classes == ("cat",)
+
+
 def test_the_folder_above_the_one_that_holds_the_classes_is_refused_with_the_right_one(tmp_path):
     make(tmp_path, "photos/cat/a.jpg", "photos/dog/b.jpg")
     told = refused(Folder(path=tmp_path))
