@@ -384,9 +384,29 @@ def test_the_lower_heap_has_no_vote_where_training_or_a_view_speaks_against_it()
     margins = torch.where(is_upper, 0.9, 0.7)
     agreed = judging._Beliefs({}, {"neighbors": margins, "probabilities": margins})
     refused = judging._Beliefs({}, {"neighbors": margins - 0.3, "probabilities": margins})
-    assert judging._is_trusted(scores, agreed, None).all()
-    assert torch.equal(judging._is_trusted(scores, refused, None), is_upper)
-    assert torch.equal(judging._is_trusted(scores, agreed, scores), is_upper)
+    labels = torch.arange(10) % 2
+    assert judging._is_trusted(scores, labels, agreed, None).all()
+    assert torch.equal(judging._is_trusted(scores, labels, refused, None), is_upper)
+    assert torch.equal(judging._is_trusted(scores, labels, agreed, scores), is_upper)
+
+
+def test_a_class_that_is_learned_later_is_not_taken_for_wrong_labels():
+    labels = torch.arange(300) % 3
+    features = torch.eye(3)[labels] + 0.02 * torch.randn(300, 3, generator=generator())
+    margins = torch.tensor([9.0, 5.0, 4.0])[labels] + 0.4 * torch.randn(300, generator=generator(1))
+    dynamics = {"confidence": torch.tensor([0.99, 0.9, 0.88])[labels], "margin": margins}
+    probabilities = (8 * torch.eye(3)[labels]).softmax(dim=1)
+    found = audit(labels, dynamics=dynamics, probabilities=probabilities, features=features)
+    assert estimating.cut(margins).explained > estimating.IS_SPLIT
+    assert not found.is_issue.any()
+    assert found.noise_rate.estimate == 0
+
+
+def test_wrong_labels_of_one_class_alone_are_still_two_heaps():
+    labels = torch.arange(1000) % 10
+    is_wrong = (labels == 3) & (torch.arange(1000) % 20 < 10)
+    values = torch.where(is_wrong, -4.0, 4.0) + torch.randn(1000, generator=generator())
+    assert estimating.split(values, labels) is not None
 
 
 def test_a_suggestion_is_as_sure_as_one_view_and_not_as_all_multiplied():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 IS_SPLIT = 0.7  # share of the variance between two halves; 0.64 for one bell, 0.75 for a flat line
+_BY_CLASS = 0.9  # of what two heaps explain: if the classes explain as much, the heaps are classes
 _NORMAL = 1.959964  # 95 % of a bell curve lie within as many deviations
 _SHARED = 0.1  # deviations by which all ways to estimate a share may err together
 _MOST_FITTED = 20_000  # values that a mixture is fitted to
@@ -43,6 +44,16 @@ def cut(values: Tensor) -> Halves:
     place = int(between.argmax())
     total = (ordered - ordered.mean()).square().sum()
     return Halves(ordered[place].item(), (between[place] / total).item())
+
+
+def split(values: Tensor, labels: Tensor) -> float | None:
+    """Where the lower of two heaps ends, NaN left out; None where there is one heap, or where the heaps are classes.
+
+    A class may be learned later than others, which does not make its labels wrong.
+    """
+    halves = cut(values)
+    is_split = halves.explained >= IS_SPLIT and _explained_by(values, labels) < _BY_CLASS * halves.explained
+    return halves.threshold if is_split else None
 
 
 def mixture_share(values: Tensor) -> float:
@@ -85,6 +96,19 @@ def confident_share(beliefs: Tensor, labels: Tensor) -> float:
     usual = (sums / torch.bincount(labels, minlength=len(sums))).to(shares.dtype)  # (C,) NaN for a class of nobody
     trusted, other = own_and_other(shares.where(shares >= usual, -1.0), labels)
     return (other > trusted).double().mean().item()
+
+
+def _explained_by(values: Tensor, labels: Tensor) -> float:
+    """The share of the variance of the values that lies between the classes, less what any classes would explain."""
+    known = ~values.isnan() & (labels >= 0)
+    kept, which = values[known].double(), labels[known]
+    counts = torch.bincount(which)
+    num_classes = int((counts > 0).sum())
+    if len(kept) <= num_classes:  # each is alone in its class
+        return 0.0
+    means = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, which, kept) / counts
+    within, total = (kept - means[which]).square().sum(), (kept - kept.mean()).square().sum()
+    return 1 - (within / (len(kept) - num_classes) / (total / (len(kept) - 1))).item()
 
 
 def wilson(share: float, num: int) -> tuple[float, float]:

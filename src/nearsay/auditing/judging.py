@@ -8,14 +8,15 @@ The score of a label is the mean of two numbers from 0 to 1, or the one of them 
   labels count that a first round, with the vote of everybody, found trustworthy.
 
 How likely a label is wrong follows from its score: the share of views that disagree with it, smoothed so that it falls
-with the score and bent so that its mean is the estimated noise rate. Where the mean margins over training fall into
-two heaps, that rate is the mean of two sizes of the lower one: below the best cut, which misses the wrong labels that
-were learned, and as a bell curve beside another, which takes hard examples for wrong ones, but at least the former.
-Otherwise it is the share that the views together reject, which is too low if they were learned from the labels. These
-may as well be hard examples that are labeled right, so that the interval then begins at none; without dynamics it does
-so where the scores do not fall into two heaps, or where there are probabilities alone, as nothing then tells a wrong
-label from an error of the classifier, and it holds the share that confident learning finds as well. Labels of which
-nothing is known are left out of the estimate, and the interval allows all or none of them to be wrong.
+with the score and bent so that its mean is the estimated noise rate. Where the mean margins over training fall into two
+heaps that are not the classes themselves, that rate is the mean of two sizes of the lower one: below the best cut,
+which misses the wrong labels that were learned, and as a bell curve beside another, which takes hard examples for wrong
+ones, but at least the former. Otherwise it is the share that the views together reject, which is too low if they were
+learned from the labels. These may as well be hard examples that are labeled right, so that the interval then begins at
+none; without dynamics it does so where the scores do not fall into two heaps, or where there are probabilities alone,
+as nothing then tells a wrong label from an error of the classifier, and it holds the share that confident learning
+finds as well. Labels of which nothing is known are left out of the estimate, and the interval allows all or none of
+them to be wrong.
 """
 
 import math
@@ -90,7 +91,7 @@ def audit(
     first = _combined(in_training, everybody, inputs.labels)
     beliefs = everybody
     if evidence is not None:
-        is_trusted = _is_trusted(first, everybody, in_training)
+        is_trusted = _is_trusted(first, inputs.labels, everybody, in_training)
         beliefs = _beliefs(inputs, evidence, is_trusted, k, first=False)
     scores = _combined(in_training, beliefs, inputs.labels)
     is_judged = ~scores.isnan()
@@ -151,24 +152,22 @@ def _combined(in_training: Tensor | None, beliefs: _Beliefs, labels: Tensor) -> 
     return torch.stack(halves).nanmean(dim=0).where(labels >= 0, torch.nan)
 
 
-def _is_trusted(scores: Tensor, beliefs: _Beliefs, in_training: Tensor | None) -> Tensor:
+def _is_trusted(scores: Tensor, labels: Tensor, beliefs: _Beliefs, in_training: Tensor | None) -> Tensor:
     """(N,) bool: the labels that vote. If the scores fall into two heaps, those of the upper one, else those above ½.
 
     Without training to tell of them, the lower heap must be of labels that most often lose in some view; or else they
     are merely rare, and their class would be silenced.
     """
-    threshold, explained = estimating.cut(scores)
-    is_split = explained >= estimating.IS_SPLIT
-    if is_split and in_training is None:
+    threshold = estimating.split(scores, labels)
+    if threshold is not None and in_training is None:
         least = torch.stack(list(beliefs.margins.values())).nan_to_num(1.0).amin(dim=0)  # (N,)
-        is_split = bool(least[scores <= threshold].median() < 0.5)
-    return scores > (threshold if is_split else 0.5)
+        threshold = threshold if least[scores <= threshold].median() < 0.5 else None
+    return scores > (0.5 if threshold is None else threshold)
 
 
 def _training_cut(dynamics: Dynamics, labels: Tensor) -> float | None:
     """Where the margins over training of wrong labels end, None unless they fall into two heaps."""
-    halves = estimating.cut(dynamics.margin.where(labels >= 0, torch.nan))
-    return halves.threshold if halves.explained >= estimating.IS_SPLIT else None
+    return estimating.split(dynamics.margin.where(labels >= 0, torch.nan), labels)
 
 
 def _noise_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
@@ -196,12 +195,11 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
                 confident.append(estimating.confident_share(total[is_seen], inputs.labels[is_seen]))
     threshold = None if inputs.dynamics is None else _training_cut(inputs.dynamics, inputs.labels)
     if inputs.dynamics is None or threshold is None:
-        halves = estimating.cut(scores)
-        is_split = halves.explained >= estimating.IS_SPLIT
+        end = estimating.split(scores, inputs.labels)
         others = [low, *confident]
-        if inputs.dynamics is not None and is_split:  # wrong labels may have been learned in training
-            others.append((scores <= halves.threshold).sum().item() / num)
-        if inputs.dynamics is not None or inputs.features is None or not is_split:
+        if inputs.dynamics is not None and end is not None:  # wrong labels may have been learned in training
+            others.append((scores <= end).sum().item() / num)
+        if inputs.dynamics is not None or inputs.features is None or end is None:
             others.append(0.0)  # nothing tells wrong labels from hard examples labeled right
         return estimating.pooled(rejected, others, num)
     seen = inputs.dynamics.margin.where(is_judged, torch.nan)
