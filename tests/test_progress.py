@@ -88,7 +88,7 @@ def test_bars_show_step_epoch_speed_time_left_terms_and_accuracy(monkeypatch):
     first, second = page.getvalue().splitlines()
     assert first.split()[:2] == ["epoch", "3.0/30"]
     assert first.rstrip().endswith("step 30/300 5,200 images/s 3:05 left")
-    assert second.rstrip() == "loss 0.9125  ncr 0.25  train 25.0 %  test 81.2 %"  # so far, and when last judged
+    assert second.rstrip() == "train 25.0 %  test 81.2 %  loss 0.9125  ncr 0.25"  # so far, and when last judged
 
 
 def test_bars_stay_readable_on_a_narrow_terminal():
@@ -97,6 +97,18 @@ def test_bars_stay_readable_on_a_narrow_terminal():
     page = io.StringIO()
     Console(file=page, width=60).print(bars)
     assert all(len(line) <= 60 for line in page.getvalue().splitlines())
+
+
+def test_a_narrow_terminal_shows_the_accuracies_and_cuts_terms_of_the_loss(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terms = dict.fromkeys(("loss", "cross_entropy", "ncr", "isolated"), 0.123) | {"train_accuracy": 0.5}
+    bars = progress.Bars(Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None))
+    bars.epoch(ENTRY)
+    bars.step(MOMENT._replace(terms=terms))
+    with bars._console.capture() as drawn:
+        bars._console.print(bars.__rich__())
+    assert "train 50.0 %  test 81.2 %" in drawn.get()
+    assert "isolated" not in drawn.get()
 
 
 def test_bars_give_the_terminal_back_after_an_error_and_twice_is_fine(monkeypatch):
@@ -160,8 +172,10 @@ def test_the_summary_tells_accuracies_and_what_became_of_wrong_labels(capsys):
     progress.print_table(progress.summarize(RESULT))
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert ["test", "80.0", "%", "85.0", "%", "79.0", "%"] in lines
-    assert ["confidence", "in", "right,", "wrong", "labels", "70.0", "%", "10.0", "%"] in lines
-    assert ["wrong", "labels", "memorized,", "corrected", "5.0", "%", "90.0", "%"] in lines
+    assert ["confidence", "in", "right", "labels", "70.0", "%"] in lines  # nothing but accuracies below "best"
+    assert ["confidence", "in", "wrong", "labels", "10.0", "%"] in lines
+    assert ["wrong", "labels", "memorized", "5.0", "%"] in lines
+    assert ["wrong", "labels", "corrected", "90.0", "%"] in lines
     assert ["wrong", "labels", "found,", "AUROC", "99.0", "%"] in lines
 
 

@@ -140,7 +140,8 @@ class Bars:
             f"{describe_seconds(progress.seconds_left)} left",
         )
         numbers = self._judged | progress.terms
-        return Group(line, Text("  ".join([*_terms(numbers), *_accuracies(numbers)]), style="dim", no_wrap=True))
+        # Accuracies first: a narrow terminal cuts the end of the line.
+        return Group(line, Text("  ".join([*_accuracies(numbers), *_terms(numbers)]), style="dim", no_wrap=True))
 
 
 class Events:
@@ -209,14 +210,16 @@ def summarize(result: Mapping[str, Any]) -> Table:
     for split, found in result["accuracy"].items():
         table.add_row(split, *(percent(found.get(name)) for name in ("final", "best", "last_10")))
     told = {
-        "wrong labels": (result["labels"]["effective_rate"],),
-        "confidence in right, wrong labels": _values(result["confidence"], "right", "wrong"),
-        "wrong labels memorized, corrected": _values(result["memorization"], "memorized", "corrected"),
-        "wrong labels found, AUROC": _values(result["detection"], "auroc"),
+        "wrong labels": result["labels"]["effective_rate"],
+        "confidence in right labels": _value(result["confidence"], "right"),
+        "confidence in wrong labels": _value(result["confidence"], "wrong"),
+        "wrong labels memorized": _value(result["memorization"], "memorized"),
+        "wrong labels corrected": _value(result["memorization"], "corrected"),
+        "wrong labels found, AUROC": _value(result["detection"], "auroc"),
     }
-    for name, values in told.items():
-        if any(value is not None for value in values):
-            table.add_row(name, *map(percent, values))
+    for name, value in told.items():
+        if value is not None:
+            table.add_row(name, percent(value))
     return table
 
 
@@ -225,8 +228,8 @@ def percent(share: float | None) -> str:
     return "-" if share is None or share != share else f"{100 * share:.1f} %"
 
 
-def _values(found: Mapping[str, float | None] | None, *names: str) -> tuple[float | None, ...]:
-    return tuple((found or {}).get(name) for name in names)
+def _value(found: Mapping[str, float | None] | None, name: str) -> float | None:
+    return (found or {}).get(name)
 
 
 def describe_facts(facts: Mapping[str, Any]) -> str:
