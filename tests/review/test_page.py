@@ -142,6 +142,14 @@ def test_twenty_labels_are_decided_by_keyboard(page, run, visit):
     assert window.inner_text("#said") == f"Accepted {(given[19] + 1) % 10} for example 19"
 
 
+def test_what_was_done_is_said_in_a_sentence(page, visit):
+    window = visit(page.address)
+    for place, (key, said) in enumerate([("d", "Dropped the label of example 0"), ("s", "Skipped example 1")]):
+        press(window, [key], first=place)
+        at(window, place + 1)
+        assert window.inner_text("#said") == said
+
+
 def test_the_next_example_is_there_before_it_is_asked_for(page, visit):
     window = visit(page.address)
     window.wait_for_load_state("networkidle")

@@ -8,7 +8,7 @@ import { element, showExample, showNames } from "./showing.js";
 const LOOK_AHEAD = 4;
 const LISTEN_EVERY = 3000; // milliseconds
 const RETRY_AFTER = 2000;
-const TOLD = { accept: "Accepted", keep: "Kept", other: "Changed to", drop: "Dropped the label", skip: "Skipped" };
+const TOLD = { accept: "Accepted", keep: "Kept", other: "Changed to", drop: "Dropped the label" };
 const PLACE = `place ${location.pathname}`;
 
 const find = (id) => document.getElementById(id);
@@ -253,9 +253,10 @@ function accepted(asked, standing) {
   } else {
     if (asked.decision !== "skip" || standing.decision === "skip") queue.session.push(asked.index);
     if (asked.decision !== "skip") times.push(performance.now());
-    const name = asked.decision === "drop" || asked.decision === "skip" ? "" : nameOf(standing.label);
     const told = asked.decision === "skip" ? "skip" : standing.decision;
-    say(`${TOLD[told]} `, element("bdi", name, "name"), ` for example ${asked.index}`);
+    if (told === "skip") say(`Skipped example ${asked.index}`);
+    else if (told === "drop") say(`Dropped the label of example ${asked.index}`);
+    else say(`${TOLD[told]} `, element("bdi", nameOf(standing.label), "name"), ` for example ${asked.index}`);
     if (queue.current() && asked.index === queue.current().index) queue.advance(filter());
   }
   show();
