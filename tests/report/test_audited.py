@@ -16,7 +16,7 @@ from PIL import Image
 
 from nearsay.core import Files
 from nearsay.display import plain
-from nearsay.report import audited, charts
+from nearsay.report import audited, charts, suspects
 from nearsay.report.mapping import MOST_POINTS, choose_points, place
 from nearsay.report.pictures import SIDE, Album
 from report.making import PAYLOADS, make_findings, render_with
@@ -124,7 +124,8 @@ def test_histograms_are_of_right_and_of_wrong_labels(quick, monkeypatch):
 def test_a_card_shows_labels_score_decision_and_the_nearest_with_theirs(quick):
     findings = make_findings(["cat", "dog", "emu"], corrections={4: 2, 9: -1})
     words = read(findings).words("The most suspicious labels")
-    assert "The first 3 of 3 suspicious labels" in words
+    assert "3 suspicious labels; the lowest score" in words
+    assert "The first" not in words
     cards = {int(number): text for text, number in re.findall(r"(given\w+seems.*?)\d+\. example (\d+)", words)}
     assert cards[4].startswith("givendogseemscat ")
     assert "truthcat" in cards[4]
@@ -132,6 +133,13 @@ def test_a_card_shows_labels_score_decision_and_the_nearest_with_theirs(quick):
     assert "by handlabel dropped" in cards[9]
     assert "by hand" not in cards[14]
     assert re.search(r"score0\.\d{3}(cat\d+){3}cat", cards[4])
+
+
+def test_what_the_page_leaves_out_is_said_to_be_in_the_table(monkeypatch):
+    monkeypatch.setattr(suspects, "MOST_SUSPECTS", 2)
+    words = read(make_findings(["cat", "dog", "emu"])).words("The most suspicious labels")
+    assert "The first 2 of 3 suspicious labels" in words
+    assert "The others are in audit.csv of the run." in words
 
 
 @pytest.mark.parametrize(("num_classes", "has_map"), [(2, True), (30, True), (31, False), (100, False)])
@@ -160,7 +168,7 @@ def test_files_that_cannot_be_read_are_listed_with_the_reason(quick, tmp_path):
     (tmp_path / "15.png").write_bytes(b"no image")
     findings = make_findings(["a", "b", "c"], inputs=Files(tmp_path, names), unreadable={15: "b", 16: ""})
     words = read(findings).words("Unreadable files")
-    assert "2 examples could not be read" in words
+    assert "Could not be read, and so not judged: 2 examples." in words
     assert "1515.pngbit is no JPEG, PNG" in words
     assert "1616.pngno labelit cannot be read: No such file" in words
     assert str(tmp_path) not in words

@@ -102,6 +102,26 @@ def test_nothing_is_wider_than_the_window(opened, pictures, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_names_that_begin_alike_can_be_told_apart(opened, pictures):
+    names = [f"species_{name}_of_the_long_named_kind" for name in ("cat", "dog", "emu")]
+    page = opened(audited.render(make_findings(names, inputs=pictures)), viewport={"width": 1400, "height": 800})
+    whole = "all => all.map(each => each.scrollWidth <= each.clientWidth && getComputedStyle(each).whiteSpace)"
+    assert set(page.locator(".near b, .who dd").evaluate_all(whole)) == {"normal"}
+    tables = "all => all.map(each => each.scrollWidth <= each.clientWidth)"
+    assert set(page.locator(".panels .scroll").evaluate_all(tables)) == {True}  # no count is out of sight
+
+
+def test_the_titles_of_the_heat_map_are_whole_and_clear_of_its_labels(opened):
+    page = opened(audited.render(make_findings(["airplane", "automobile", "bird"])))
+    chart = page.locator('[aria-label^="Heat map"]')
+    box = "each => { const box = each.getBoundingClientRect(); return [box.left, box.right]; }"
+    title = chart.get_by_text("likely class", exact=True).evaluate(box)
+    legend = chart.get_by_text("share of the likely class (%)").evaluate(box)
+    lefts = [chart.get_by_text("automobile", exact=True).nth(place).evaluate(box)[0] for place in (0, 1)]
+    assert title[1] <= min(lefts)
+    assert legend[1] <= chart.locator("svg").evaluate(box)[1]
+
+
 def test_tensors_of_images_are_shown_too(opened):
     images = torch.arange(15).to(torch.uint8)[:, None, None, None].repeat(1, 3, 8, 8)
     page = opened(audited.render(make_findings(["cat", "dog", "emu"], inputs=images)))

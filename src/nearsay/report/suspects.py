@@ -25,10 +25,12 @@ def gallery(findings: Findings) -> Section:
     shown = suspects[:MOST_SUSPECTS].tolist()
     if not shown:
         return Section("The most suspicious labels", paragraph("There are none."))
+    are_all = len(shown) == len(suspects)
     text = paragraph(
-        f"The first {len(shown):,} of {counted(len(suspects), 'suspicious label')}; the lowest score is the most "
-        "suspicious. Below each are its nearest examples with their labels and similarities (%).",
+        f"{'' if are_all else f'The first {len(shown):,} of '}{counted(len(suspects), 'suspicious label')}; the lowest "
+        "score is the most suspicious. Below each are its nearest examples with their labels and similarities (%).",
         "Those that carry the suggested label have a solid frame, those that carry the given one a dashed one.",
+        "" if are_all else "The others are in audit.csv of the run.",
     )
     cards = joined(_card(findings, position, number) for number, position in enumerate(shown, start=1))
     return Section("The most suspicious labels", joined([text, Markup('<ol class="cards">{}</ol>').format(cards)]))
@@ -80,7 +82,7 @@ def unreadable(findings: Findings) -> Section | None:
         (f"{index}", findings.file(index) or "–", plain(label) or UNNAMED, _reason(findings, index))
         for index, label in shown
     ]
-    caption = f"{counted(len(findings.unreadable), 'example')} could not be read, so nothing is said of their labels."
+    caption = f"Could not be read, and so not judged: {counted(len(findings.unreadable), 'example')}."
     if len(shown) < len(findings.unreadable):
         caption += f" The first {len(shown)}."
     return Section("Unreadable files", table(caption, ("number", "file", "given label", "why"), rows, num_names=4))
