@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 from types import SimpleNamespace
 
@@ -177,6 +178,21 @@ def test_the_summary_tells_accuracies_and_what_became_of_wrong_labels(capsys):
     assert ["wrong", "labels", "memorized", "5.0", "%"] in lines
     assert ["wrong", "labels", "corrected", "90.0", "%"] in lines
     assert ["wrong", "labels", "found,", "AUROC", "99.0", "%"] in lines
+
+
+@pytest.mark.parametrize(("width", "num_headers"), [(200, 1), (50, 2), (20, 2)])
+def test_a_narrow_terminal_cuts_no_cell_of_a_table(monkeypatch, width, num_headers):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    headers, row = ("run", "validation, final", "last ten epochs"), ("a/long/path/to-a-run", "36.7 %", "猫")
+    progress.print_table(progress.make_table(headers, [row]))
+    lines = [line for line in re.sub(r"\x1b\[\d*m", "", stream.getvalue()).splitlines() if line.strip()]
+    assert lines[-1].split() == ["a/long/path/to-a-run", "36.7", "%", "猫"]
+    assert "…" not in stream.getvalue()
+    assert len(lines) - 2 >= num_headers
 
 
 def test_the_summary_leaves_out_what_is_unknown(capsys):

@@ -199,9 +199,18 @@ def make_table(headers: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Ta
 
 
 def print_table(table: Table) -> None:
-    """The table on stdout: plain where that is no terminal, and then never cut at its edge."""
+    """The table on stdout, plain where that is no terminal; headers give way to a narrow one, numbers are never cut."""
     width = None if sys.stdout.isatty() else 500
-    Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False).print(table)
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    unbounded = console.options.update(max_width=10_000)
+    if console.measure(table, options=unbounded).maximum > console.width:
+        table.padding = (0, 0, 0, 1)
+        for column in table.columns:
+            column.header = "\n".join(str(column.header).split())
+            column.no_wrap = table.show_header  # text without headers may go on in the next line
+        if table.show_header:  # so may all of a line, in that of the terminal
+            console.width = max(console.width, console.measure(table, options=unbounded).maximum)
+    console.print(table)
 
 
 def summarize(result: Mapping[str, Any]) -> Table:
