@@ -1,0 +1,38 @@
+"""What is packed for others: all of the project, and nothing else that lies in a clone."""
+
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+
+ROOT = Path(__file__).parents[1]
+
+
+def packed(root, out):
+    """The files of the source distribution of a folder, which is built into another one."""
+    [archive] = SdistBuilder(str(root)).build(directory=str(out))
+    with tarfile.open(archive) as opened:
+        return {name.partition("/")[2] for name in opened.getnames()}
+
+
+def test_the_source_distribution_leaves_data_and_environments_of_the_user_out(tmp_path):
+    clone = tmp_path / "clone"
+    for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE", "src/nearsay/__init__.py"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clone / name)
+    before = packed(clone, tmp_path)
+    for name in (".venv-full/lib/torch.py", "data/cifar-10-batches-py/data_batch_1", "photos/cat/1.jpg"):
+        (clone / name).parent.mkdir(parents=True)
+        (clone / name).write_text("of the user")
+    assert "src/nearsay/__init__.py" in before
+    assert packed(clone, tmp_path) == before
+
+
+def test_the_source_distribution_has_every_file_of_the_project(tmp_path):
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    assert set(listed.stdout.splitlines()) - packed(ROOT, tmp_path) == set()
