@@ -16,7 +16,7 @@ help:  ## list the commands
 .venv/core: requirements/core.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"nearsay needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Name another with make PYTHON=...")'
 	@echo "Setting up .venv (about a minute the first time) ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv  # one that broke off has python, but no pip
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/core.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
@@ -28,7 +28,7 @@ help:  ## list the commands
 
 $(FULL)/full: requirements/full.txt pyproject.toml
 	@echo "Setting up $(FULL) with every extra (7 GB, some minutes the first time) ..."
-	@test -x $(FULL)/bin/python || $(PYTHON) -m venv $(FULL)
+	@test -x $(FULL)/bin/pip || $(PYTHON) -m venv $(FULL)
 	@echo '*' > $(FULL)/.gitignore
 	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/full.txt
 	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

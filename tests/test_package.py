@@ -1,4 +1,4 @@
-"""What is packed for others: all of the project, and nothing else that lies in a clone."""
+"""What is packed for others: all of the project, and nothing else that lies in a clone; and how a clone is set up."""
 
 import shutil
 import subprocess
@@ -36,3 +36,17 @@ def test_the_source_distribution_has_every_file_of_the_project(tmp_path):
     if listed.returncode:
         pytest.skip("not a clone")
     assert set(listed.stdout.splitlines()) - packed(ROOT, tmp_path) == set()
+
+
+def test_an_environment_that_was_left_without_pip_is_set_up_again(tmp_path):
+    """As Debian leaves it where python3-venv is missing, or Ctrl-C."""
+    for name in ("Makefile", "pyproject.toml", "requirements/core.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    scripts = {".venv/bin/python": "test -x .venv/bin/pip", "python": '[ "$2" != venv ] || cp "$0" .venv/bin/pip'}
+    for name, line in scripts.items():  # stand-ins: the one wants pip for all it does, the other makes it
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    made = subprocess.run(["make", ".venv/core", "PYTHON=./python"], cwd=tmp_path, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
