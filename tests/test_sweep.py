@@ -397,10 +397,13 @@ def dead_process():
 def test_a_trial_that_died_with_its_process_is_tried_again_on_its_machine(tmp_path, host, num_runs):
     space = make_space("toy", ["epochs=1"], [*HELD, LOG])
     address = f"sqlite:///{tmp_path}/trials.db"
-    study = optuna.create_study(storage=address, study_name=space.name, direction="maximize")
+    storage = optuna.storages.RDBStorage(address)
+    study = optuna.create_study(storage=storage, study_name=space.name, direction="maximize")
     trial = study.ask()
     trial.set_user_attr("process", [host, dead_process()])
     trial.suggest_float("--set optimizer.lr", 1e-4, 1e-1, log=True)
+    storage.remove_session()
+    storage.engine.dispose()
     found = search(space, tmp_path / "runs", trials=2, storage=address)
     assert len(found.outcomes) == num_runs
     tried = [word for each in found.outcomes for word in each.words]
@@ -430,6 +433,8 @@ def test_runs_of_other_machines_are_counted_and_not_missed(tmp_path):
     assert (there.num_elsewhere, here.num_elsewhere) == (0, 2)
     assert here.outcomes == []
     assert here.best.name == there.best.name
+    connections = [each for each in Path("/proc/self/fd").iterdir() if os.path.realpath(each).endswith("/trials.db")]
+    assert connections == []  # none waits for the collection of garbage
 
 
 @pytest.mark.parametrize(

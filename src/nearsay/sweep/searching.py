@@ -63,8 +63,7 @@ def search(
     """
     if trials < 1:
         raise ConfigError(f"trials={trials} must be 1 or more")
-    with _quiet():
-        study = _open_study(space, folder, storage)
+    with _quiet(), _opened_study(space, folder, storage) as study:
         with _explained(storage):
             _release_dead(study)
         found: dict[str, Outcome] = {}
@@ -243,7 +242,9 @@ def _recall(trial: "FrozenTrial", space: Space, folder: Path, found: dict[str, O
     return None if result is None else Outcome(planned.name, planned.words, target, result, is_new=False)
 
 
-def _open_study(space: Space, folder: Path, storage: str | None) -> "Study":
+@contextmanager
+def _opened_study(space: Space, folder: Path, storage: str | None) -> "Iterator[Study]":
+    """The study of the search; connections to a database are closed at the end."""
     import optuna  # noqa: PLC0415  # an extra
     from optuna.storages import JournalStorage, RDBStorage  # noqa: PLC0415
     from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
@@ -254,7 +255,13 @@ def _open_study(space: Space, folder: Path, storage: str | None) -> "Study":
             kept: JournalStorage | RDBStorage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         else:
             kept = RDBStorage(storage)
-        return optuna.create_study(storage=kept, study_name=space.name, direction="maximize", load_if_exists=True)
+        study = optuna.create_study(storage=kept, study_name=space.name, direction="maximize", load_if_exists=True)
+    try:
+        yield study
+    finally:
+        if isinstance(kept, RDBStorage):
+            kept.remove_session()
+            kept.engine.dispose()
 
 
 @contextmanager
