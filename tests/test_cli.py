@@ -367,6 +367,9 @@ def test_predict_prints_csv_or_writes_a_table(run, tmp_path, capsys):
     assert [row["path"] for row in rows] == [f"{tmp_path}/x.npy:{number}" for number in range(3)]
     assert cli.main(["predict", str(run), str(tmp_path / "x.npy"), "--out", str(tmp_path / "y.jsonl")]) == 0
     assert capsys.readouterr().out == f"3 rows are in {tmp_path}/y.jsonl.\n"
+    np.save(tmp_path / "one.npy", np.zeros((1, 32)))
+    assert cli.main(["predict", str(run), str(tmp_path / "one.npy"), "--out", str(tmp_path / "one.csv")]) == 0
+    assert capsys.readouterr().out == f"1 row is in {tmp_path}/one.csv.\n"
     written = [json.loads(line) for line in (tmp_path / "y.jsonl").read_text().splitlines()]
     assert [row["label"] for row in written] == [row["label"] for row in rows]
     assert [row["probability"] for row in written] == [float(row["probability"]) for row in rows]

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from nearsay import cli
 from nearsay.auditing import audit
 from nearsay.commands.audit import audit_run
+from nearsay.commands.evaluate import evaluation_cells
 from nearsay.commands.naming import command_again
 
 
@@ -173,6 +175,26 @@ def test_where_no_label_could_be_judged_the_share_of_wrong_ones_is_unknown(finis
     assert json.loads(capsys.readouterr().out)["noise_rate"] == {"estimate": None, "low": 0, "high": 1}
 
 
+def test_one_label_is_told_of_in_the_singular(finished, tmp_path, capsys, monkeypatch):
+    run = shutil.copytree(finished, tmp_path / "run")
+    found = {}
+
+    def with_one_issue(*positional, **named):
+        found["audit"] = audit(*positional, **named)
+        first = torch.arange(len(found["audit"].given)) == found["audit"].order()[0]
+        return replace(found["audit"], is_issue=first)
+
+    monkeypatch.setattr("nearsay.commands.audit.audit", with_one_issue)
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    num_labels = int((found["audit"].given >= 0).sum())
+    assert f"1 of {num_labels:,} labels seems wrong; about " in capsys.readouterr().out
+    given = np.load(run / "labels.npz")
+    other = given["classes"][(given["given"][0] + 1) % len(given["classes"])]
+    (run / "corrections.csv").write_text(f"index,label\n0,{other}\n")
+    assert cli.main(["clean", str(run), "--relabel-above", "1", "--drop-below", "0"]) == 0
+    assert capsys.readouterr().out.startswith("1 label relabeled, 0 dropped, ")
+
+
 def test_further_tables_of_an_audit_are_named(finished, capsys):
     assert cli.main(["audit", str(finished), "--no-report", "--spreadsheet"]) == 0
     assert f"Wrote {finished / 'audit-spreadsheet.csv'}\n" in capsys.readouterr().out
@@ -198,7 +220,7 @@ def test_files_that_cannot_be_read_are_named_when_other_data_is_judged(photograp
     words = ["evaluate", str(photographs / "first"), "--data", str(others)]
     assert cli.main(words) == 0
     said = capsys.readouterr()
-    assert said.err == "note: 1 of the files were left out, as they could not be read: light/x.jpg.\n"
+    assert said.err == "note: 1 of the files was left out, as it could not be read: light/x.jpg.\n"
     assert "(24 examples)" in said.out
     for number in range(6):
         (others / f"dark side/{number}.png").write_text("no picture")
@@ -207,3 +229,24 @@ def test_files_that_cannot_be_read_are_named_when_other_data_is_judged(photograp
     assert said.err.endswith(f": {', '.join(f'dark side/{number}.png' for number in range(5))} and 2 more.\n")
     found = json.loads(said.out)
     assert (found["num_examples"], found["num_unreadable"], found["unreadable"][-1]) == (18, 7, "light/x.jpg")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["x.jpg"], "1 row with an error is in "),
+        (["0.png", "x.jpg"], "2 rows, 1 of them with an error, are in "),
+        (["0.png", "1.png"], "2 rows are in "),
+    ],
+)
+def test_rows_with_an_error_are_counted_when_labels_are_written(photographs, tmp_path, capsys, names, told):
+    images = [str(photographs / "photos/light" / name) for name in names]
+    words = ["predict", str(photographs / "first"), *images, "--out", str(tmp_path / "labels.csv")]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == f"{told}{tmp_path / 'labels.csv'}.\n"
+
+
+def test_one_example_is_told_of_as_one():
+    shares = dict.fromkeys(["accuracy", "balanced_accuracy", "top_5_accuracy", "calibration_error", "nll", "detection"])
+    headers, rows = evaluation_cells({**shares, "split": "test", "data": None, "num_examples": 1})
+    assert (headers, rows) == (["", "test (1 example)"], [])

@@ -243,6 +243,8 @@ def test_a_dry_run_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsy
         f"nearsay train toy seed={seed} --out runs/sweep-toy-seed=0,1/toy-seed={seed}" for seed in (0, 1)
     ]
     assert err == "2 runs would be in runs/sweep-toy-seed=0,1.\n"
+    assert cli.main(["sweep", "toy", "seed=0", "--dry-run"]) == 0
+    assert capsys.readouterr().err == "1 run would be in runs/sweep-toy-seed=0.\n"
     search = [
         "sweep",
         "toy",
@@ -257,6 +259,8 @@ def test_a_dry_run_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsy
     ]
     assert cli.main([*search, "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["space"] == {"objective.k": "1..9", "held_out": "0.1"}
+    assert cli.main([*search[:-1], "1", "--dry-run"]) == 0
+    assert capsys.readouterr().err.startswith("1 trial would be in runs/")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""What a run in progress tells whoever shows it, and text of other people made fit to be shown."""
+"""What a run in progress tells whoever shows it, and numbers and text of other people made fit to be shown."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -60,6 +60,11 @@ class Silent:
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Nothing."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as "1 run" or "12,000 runs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def plain(text: str) -> str:

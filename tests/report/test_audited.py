@@ -78,7 +78,7 @@ def read(findings):
 def test_the_summary_tells_how_many_are_wrong_what_is_confused_and_what_to_do(quick):
     words = read(make_findings(["cat", "dog", "emu"], name="my run")).words("In short")
     assert words.startswith("15labels of 15 examples3seem wrong another label is likelier")
-    assert "1 labeled dog that seem to be cat" in words
+    assert "1 labeled dog that seems to be cat" in words
     assert re.search(r"about \d+ to find 80 %, \d+ to find 90 %, \d+ to find 95 % of all wrong labels", words)
     assert (
         "3 labels (20.0 %) are wrong, and the audit ranks a wrong label below a right one in 98.7 % of pairs" in words
@@ -94,6 +94,15 @@ def test_the_share_of_wrong_labels_is_of_those_that_there_are(quick):
     given = findings.audit.given.index_fill(0, right, -1)  # of 15
     words = read(replace(findings, audit=replace(findings.audit, given=given))).words("In short")
     assert "3 labels (60.0 %) are wrong" in words
+
+
+def test_one_label_is_told_of_in_the_singular(quick):
+    findings = make_findings(["cat", "dog", "emu"])
+    is_first = torch.arange(len(findings.indices)) == findings.suspects()[0]
+    clean = findings.audit.given.where(~is_first, findings.clean)
+    reader = read(replace(findings, audit=replace(findings.audit, is_issue=is_first), clean=clean))
+    assert "Here the truth is known: 1 label (6.7 %) is wrong, and the audit" in reader.words("In short")
+    assert "15 examples; 1 has a suspicious label." in reader.words("Map of the examples")
 
 
 def test_an_audit_that_doubts_itself_says_so_at_the_top(quick):

@@ -10,6 +10,7 @@ import typer
 
 from nearsay.cli.options import Device, Json, Run, print_json
 from nearsay.config import ConfigError
+from nearsay.display import counted
 from nearsay.progress import make_table, percent, print_table
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def audit(
     told = f"about {percent(rate.estimate)} (95 % interval {percent(rate.low)} to {percent(rate.high)}) of all are"
     if rate.estimate != rate.estimate:
         told = "how many are is unknown, as none could be judged"
-    print(f"{summary['num_issues']:,} of {summary['num_labeled']:,} labels seem wrong; {told}.")
+    seem = "seems" if summary["num_issues"] == 1 else "seem"
+    print(f"{summary['num_issues']:,} of {counted(summary['num_labeled'], 'label')} {seem} wrong; {told}.")
     if summary["num_unreadable"]:
         print(f"Files that could not be read, so that their labels were not judged: {summary['num_unreadable']:,}.")
     if summary["doubt"]:
@@ -124,9 +126,8 @@ def clean(
     if as_json:
         print_json({**counts, "files": [str(path) for path in done.files]})
         return
-    print(
-        f"{counts['relabeled']:,} labels relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed."
-    )
+    relabeled = counted(counts["relabeled"], "label")
+    print(f"{relabeled} relabeled, {counts['dropped']:,} dropped, {counts['review']:,} to be reviewed.")
     if done.doubt:
         limits = f"--relabel-above {RELABEL_ABOVE} --drop-below {DROP_BELOW}"
         told = f"; so only what you decided was changed; {limits} would change the rest too"

@@ -10,6 +10,7 @@ import typer
 
 from nearsay.cli.options import Device, Json, Run, print_json
 from nearsay.config import ConfigError
+from nearsay.display import counted
 from nearsay.progress import make_table, print_table
 
 _MOST_NAMED = 5  # files, in a note
@@ -50,8 +51,12 @@ def evaluate(
     report = command.evaluate(run, split=None if split is None else split.value, data=source, device=device)
     if names := report["unreadable"]:
         more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-        told = f"left out, as they could not be read: {', '.join(names[:_MOST_NAMED])}{more}"
-        print(f"note: {len(names):,} of the files were {told}.", file=sys.stderr)
+        which = (
+            "1 of the files was left out, as it"
+            if len(names) == 1
+            else f"{len(names):,} of the files were left out, as they"
+        )
+        print(f"note: {which} could not be read: {', '.join(names[:_MOST_NAMED])}{more}.", file=sys.stderr)
     if report["labels_in_doubt"]:
         print("note: judged by labels that may be wrong themselves; --data judges by others.", file=sys.stderr)
     if as_json:
@@ -103,8 +108,9 @@ def predict(
         return
     tables.write(out, columns)
     num_errors = sum(error is not None for error in columns["error"])
-    told = f", {num_errors} of them with an error" if num_errors else ""
-    print(f"{len(columns['path'])} rows{told} are in {out}.")
+    num = len(columns["path"])
+    told = "" if not num_errors else " with an error" if num == 1 else f", {num_errors:,} of them with an error,"
+    print(f"{counted(num, 'row')}{told} {'is' if num == 1 else 'are'} in {out}.")
 
 
 def compare(

@@ -12,6 +12,7 @@ import typer
 
 from nearsay.cli.options import Json, Quiet, Recipe, print_json
 from nearsay.config import ConfigError
+from nearsay.display import counted
 from nearsay.failures import INTERNAL
 from nearsay.progress import AnyDisplay, make_display, make_table, print_table
 
@@ -134,7 +135,7 @@ def _print_grid(planned: "Sequence[Planned]", folder: Path, *, as_json: bool) ->
         return
     for each in planned:
         print(shlex.join(["nearsay", "train", *each.words, "--out", str(folder / each.name)]))
-    print(f"{len(planned)} runs would be in {folder}.", file=sys.stderr)
+    print(f"{counted(len(planned), 'run')} would be in {folder}.", file=sys.stderr)
 
 
 def _print_space(space: "Space", folder: Path, trials: int, *, as_json: bool) -> None:
@@ -146,7 +147,7 @@ def _print_space(space: "Space", folder: Path, trials: int, *, as_json: bool) ->
         for each in space.choices
     ]
     print_table(make_table(("", "", ""), kinds))
-    print(f"{trials} trials would be in {folder}.", file=sys.stderr)
+    print(f"{counted(trials, 'trial')} would be in {folder}.", file=sys.stderr)
 
 
 def _print_summary(summary: "Summary", folder: Path, *, as_json: bool) -> None:

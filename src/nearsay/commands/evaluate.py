@@ -14,6 +14,7 @@ from nearsay import metrics
 from nearsay.commands.predictions import check_predictions, load_predictions
 from nearsay.core import Dataset, Files, Labels, NoSplit, Predictions, Split
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
+from nearsay.display import counted
 from nearsay.experiment import Experiment
 from nearsay.outcome import wrong_labels
 from nearsay.progress import percent
@@ -46,7 +47,7 @@ def evaluate(
     counting = labels.given if labels.clean is None else labels.clean
     if not (counting >= 0).any():
         where = f"split={split!r} of {folder}" if data is None else str(data)
-        lost = f" ({len(unreadable)} files cannot be read, such as {unreadable[0]})" if unreadable else ""
+        lost = f" ({counted(len(unreadable), 'file')} cannot be read, such as {unreadable[0]})" if unreadable else ""
         raise RunError(f"{where} has no labeled example to judge by{lost}; give some with --data", BAD_DATA)
     logits = predictions.logits
     report: dict[str, Any] = {
@@ -76,7 +77,7 @@ def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[st
         rows.append(["wrong labels of train found, AUROC", percent(report["detection"]["auroc"])])
         rows.append(["the same, average precision", percent(report["detection"]["average_precision"])])
     where = report["split"] if report["data"] is None else report["data"]
-    return ["", f"{where} ({report['num_examples']:,} examples)"], rows
+    return ["", f"{where} ({counted(report['num_examples'], 'example')})"], rows
 
 
 def _are_in_doubt(split: str, experiment: Experiment, recorded: Labels) -> bool:

@@ -9,8 +9,8 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
+from nearsay.display import counted
 from nearsay.report import overview, suspects
-from nearsay.report.comparison import counted
 from nearsay.report.findings import Findings
 from nearsay.report.mapping import choose_points, place
 from nearsay.report.markup import Section, joined, paragraph
@@ -49,9 +49,9 @@ def atlas(findings: Findings) -> Section:
         "the others a random draw"
     )
     caption = (
-        f"{which}; {num_issues:,} have a suspicious label. Features as t-SNE places them (of their first 50 principal "
-        "components, with a fixed seed): what is near is similar, but distances between far groups, and their sizes, "
-        "mean little."
+        f"{which}; {num_issues:,} {'has' if num_issues == 1 else 'have'} a suspicious label. Features as t-SNE places "
+        "them (of their first 50 principal components, with a fixed seed): what is near is similar, but distances "
+        "between far groups, and their sizes, mean little."
     )
     text = paragraph(
         "A dot is an example, its color the label it was given. A diamond with an outline is suspicious: among dots of "

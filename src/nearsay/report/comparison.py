@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nearsay.display import plain
+from nearsay.display import counted, plain
 from nearsay.report.folders import read_run
 from nearsay.report.groups import Group, group_runs
 
@@ -64,8 +64,3 @@ def run_names(comparison: Comparison) -> dict[Path, str]:
 def distinct(texts: Iterable[str]) -> str:
     """Each text once."""
     return ", ".join(dict.fromkeys(texts))
-
-
-def counted(number: int, noun: str) -> str:
-    """Such as "1 run" or "12,000 runs"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -8,8 +8,9 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
+from nearsay.display import counted
 from nearsay.report import charts
-from nearsay.report.comparison import counted, source
+from nearsay.report.comparison import source
 from nearsay.report.findings import Findings, known, percent_text
 from nearsay.report.markup import Section, figure, joined, paragraph, strong, table, terms
 
@@ -153,9 +154,12 @@ def _in_words(findings: Findings) -> Markup:
         sentences = ["No label seems wrong: for each, the given one is the likeliest."]
     else:
         pairs = [
-            Markup("{} labeled {} that seem to be {}").format(each["num_examples"], strong(a), strong(b))
+            Markup("{:,} labeled {} that {} to be {}").format(
+                num, strong(a), "seems" if num == 1 else "seem", strong(b)
+            )
             for each in summary["most_confused"][:3]
             for a, b in [(findings.named(each["given"]), findings.named(each["suggested"]))]
+            for num in [each["num_examples"]]
         ]
         sentences = [Markup("Most often confused: {}.").format(joined(pairs, "; "))] if pairs else []
         counts = ", ".join(f"{num:,} to find {percent_text(float(recall), 0)}" for recall, num in reviews.items())
@@ -164,9 +168,10 @@ def _in_words(findings: Findings) -> Markup:
     if wrong is not None and summary["detection"]:
         auroc = summary["detection"]["score"]["auroc"]
         share = percent_text(wrong[findings.audit.given >= 0].double().mean().item())
+        num = int(wrong.sum())
         sentences.append(
-            f"Here the truth is known: {int(wrong.sum()):,} labels ({share}) are wrong, and the audit ranks a "
-            f"wrong label below a right one in {percent_text(auroc)} of pairs."
+            f"Here the truth is known: {counted(num, 'label')} ({share}) {'is' if num == 1 else 'are'} wrong, and the "
+            f"audit ranks a wrong label below a right one in {percent_text(auroc)} of pairs."
         )
     return joined(map(paragraph, sentences))
 

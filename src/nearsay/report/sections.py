@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from markupsafe import Markup
 
+from nearsay.display import counted
 from nearsay.report import charts
-from nearsay.report.comparison import Comparison, counted, distinct, run_names, source, split_text
+from nearsay.report.comparison import Comparison, distinct, run_names, source, split_text
 from nearsay.report.folders import FinishedRun
 from nearsay.report.groups import Group, Spread, single
 from nearsay.report.markup import Section, figure, joined, paragraph, table, terms

@@ -2,7 +2,8 @@
 
 from markupsafe import Markup
 
-from nearsay.report.comparison import Comparison, counted, split_text
+from nearsay.display import counted
+from nearsay.report.comparison import Comparison, split_text
 from nearsay.report.groups import Group, Spread
 from nearsay.report.markup import Section, joined, paragraph, strong, terms
 

@@ -6,8 +6,7 @@ from markupsafe import Markup
 
 from nearsay.core import Files
 from nearsay.datasets.images import why_unreadable
-from nearsay.display import plain
-from nearsay.report.comparison import counted
+from nearsay.display import counted, plain
 from nearsay.report.findings import UNNAMED, Findings, percent_text, picture, score_text
 from nearsay.report.markup import Section, joined, paragraph, table
 
