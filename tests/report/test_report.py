@@ -152,6 +152,15 @@ def test_of_three_groups_the_first_two_and_the_last_are_named(told, tmp_path):
     assert expected in told(*runs).words()
 
 
+def test_of_groups_of_different_sizes_the_numbers_of_runs_are_told_whoever_ends_higher(told, tmp_path):
+    alone = write_run(tmp_path / "a", finals=[0.9])
+    others = [write_run(tmp_path / f"b{seed}", method="elr", seed=seed, finals=[0.7]) for seed in range(3)]
+    words = told(alone, *others).words()
+    assert (
+        "ncr ends at 90.0 % accuracy and elr at 70.0 ± 0.0 % (mean ± standard deviation over 1 to 3 runs each)" in words
+    )
+
+
 def test_a_table_shows_every_seed_and_nothing_that_was_picked(told, two_methods):
     reader = told(*two_methods)
     for name, final in [

@@ -34,7 +34,9 @@ def _accuracy(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Mar
         return Markup("None of these runs was judged on a test or validation set.")
     (best, high), (lowest, low) = ranked[0], ranked[-1]
     place = split_text(comparison)
-    runs = f"mean ± standard deviation over {_num_runs([each for _, each in ranked])}" if high.num > 1 else "one run"
+    spreads = [each for _, each in ranked]
+    has_means = any(each.num > 1 for each in spreads)
+    runs = f"mean ± standard deviation over {_num_runs(spreads)}" if has_means else "one run"
     if len(ranked) == 1:
         return Markup("On the {}, {} ends at {} accuracy ({}).").format(
             place, strong(best.name), strong(percent(high)), runs
