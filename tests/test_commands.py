@@ -461,6 +461,8 @@ def test_runs_that_differ_in_their_seed_have_a_mean(runs):
 
 def test_a_run_named_twice_counts_once(runs):
     assert [len(group.rows) for group in compare.compare([runs[0], runs[0], runs[1]])] == [2]
+    otherwise = runs[0] / ".." / runs[0].name
+    assert [len(group.rows) for group in compare.compare([runs[0], otherwise, runs[1]])] == [2]
 
 
 def test_a_split_that_was_not_judged_cannot_be_compared(runs):

@@ -234,6 +234,8 @@ def test_groups_are_named_by_what_tells_them_apart(tmp_path, first, second, name
 def test_a_folder_named_twice_counts_once_and_the_order_stays(two_methods, tmp_path):
     groups = compare([*two_methods, two_methods[0], tmp_path / "x" / ".." / "ncr-1"]).groups
     assert [(group.name, len(group.runs)) for group in groups] == [("standard", 3), ("ncr", 3)]
+    first, *_, last = two_methods
+    assert [group.name for group in compare([first, last, first]).groups] == ["standard", "ncr"]
 
 
 def captured(monkeypatch, name):

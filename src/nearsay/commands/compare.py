@@ -9,7 +9,7 @@ import torch
 from nearsay import config
 from nearsay.display import Display
 from nearsay.progress import percent
-from nearsay.report.folders import FinishedRun, read_run
+from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Spread, group_runs, spread
 from nearsay.train import train
 
@@ -40,7 +40,7 @@ class Demonstrated(NamedTuple):
 
 def compare(folders: Sequence[Path], *, split: str = "test") -> list[Group]:
     """The runs by what they have in common; ValueError if one is not finished or knows nothing of the split."""
-    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    runs = [read_run(folder) for folder in each_once(folders)]
     for run in runs:
         if run.number("accuracy", split, "final") is None:
             known = " and ".join(run.result.get("accuracy") or ()) or "none"
@@ -57,7 +57,7 @@ def compare(folders: Sequence[Path], *, split: str = "test") -> list[Group]:
 
 def common_split(folders: Sequence[Path]) -> str:
     """Test if all runs were judged on one, else validation."""
-    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    runs = [read_run(folder) for folder in each_once(folders)]
     return "test" if all(run.number("accuracy", "test", "final") is not None for run in runs) else "validation"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearsay.display import counted, plain
-from nearsay.report.folders import read_run
+from nearsay.report.folders import each_once, read_run
 from nearsay.report.groups import Group, group_runs
 
 
@@ -20,8 +20,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
     """Read the run folders, each once however often it is named, and group them."""
     if not paths:
         raise ValueError("no run was given; name at least one run folder, as `nearsay train` writes them")
-    different = {path.resolve(): path for path in reversed(paths)}
-    groups = group_runs([read_run(path) for path in reversed(different.values())])
+    groups = group_runs([read_run(path) for path in each_once(paths)])
     found = {
         split: [run.number("accuracy", split, "final") is not None for group in groups for run in group.runs]
         for split in ("test", "validation")

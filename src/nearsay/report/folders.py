@@ -3,6 +3,7 @@
 import json
 import math
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def read_run(path: Path) -> FinishedRun:
         trust=trust,
         noise=describe(labels),
     )
+
+
+def each_once(paths: Iterable[Path]) -> list[Path]:
+    """The folders in their order, each once, however often and in whatever words it is named."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        found.setdefault(path.resolve(), path)
+    return list(found.values())
 
 
 def _read_object(path: Path) -> dict[str, Any]:
