@@ -397,6 +397,15 @@ def test_compare_prints_each_run(run, capsys):
     assert group["means"]["final"]["deviation"] is None
 
 
+def test_the_page_of_a_comparison_is_of_the_split_that_is_asked_for(tmp_path, capsys):
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    assert cli.main(["train", *TOY, "--set", "held_out=0.5", "--out", str(run), "--quiet", "--json"]) == 0
+    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
+    assert cli.main(["compare", str(run), "--split", "validation", "--html", str(page)]) == 0
+    assert f"{100 * accuracy['validation']['final']:.1f} %" in capsys.readouterr().out
+    assert "On the held-out validation set (its labels as they were given), <strong>" in page.read_text("utf-8")
+
+
 def test_recipes_are_listed_and_one_is_told_in_full(capsys):
     assert cli.main(["recipes"]) == 0
     assert re.search(r"^digits +The 1.797 digits", capsys.readouterr().out, re.MULTILINE)

@@ -100,8 +100,8 @@ class Reader(HTMLParser):
 def report(tmp_path):
     """Write a report of runs and read it; the title is plain."""
 
-    def read(*runs, title="A title"):
-        return Reader(write_report(runs, tmp_path / "out" / "report.html", title=title).read_text("utf-8"))
+    def read(*runs, title="A title", **choices):
+        return Reader(write_report(runs, tmp_path / "out" / "report.html", title=title, **choices).read_text("utf-8"))
 
     return read
 
@@ -333,6 +333,27 @@ def test_runs_without_a_test_set_are_compared_on_held_out_examples(told, tmp_pat
     words = told(neither).words()
     assert "None of these runs was judged on a test or validation set." in words
     assert "Accuracy during training" not in words
+
+
+@pytest.mark.parametrize(
+    ("split", "place", "title"),
+    [
+        ("validation", "held-out validation set (its labels as they were given)", "validation set"),
+        ("second_test", "second test set", "second test set"),
+        ("test", "clean test set", "test set"),
+    ],
+)
+def test_runs_are_compared_on_the_split_that_is_asked_for(told, tmp_path, monkeypatch, split, place, title):
+    finals = {"test": 0.8, "validation": 0.625, "second_test": 0.25}
+    accuracy = {name: {"final": final, "last_10": final} for name, final in finals.items()}
+    run = write_run(tmp_path / "a", result={"accuracy": accuracy})
+    entry = {"epoch": 1.0, **{f"{name}_accuracy": final for name, final in finals.items()}}
+    (run / "log.jsonl").write_text(json.dumps(entry) + "\n")
+    calls = captured(monkeypatch, "curves")
+    words = told(run, split=split).words()
+    assert f"On the {place}, ncr ends at {100 * finals[split]:.1f} % accuracy (one run)." in words
+    [([line], named)] = calls
+    assert (list(line.points), named["title"]) == ([(1, 100 * finals[split])], f"accuracy on the {title} (%)")
 
 
 def test_the_page_needs_nothing_but_itself(report, two_methods, tmp_path):

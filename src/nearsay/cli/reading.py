@@ -139,7 +139,7 @@ def compare(
     if html is not None:
         from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
 
-        write_report(runs, html, title="Runs compared")
+        write_report(runs, html, title="Runs compared", split=chosen)
     if as_json:
         print_json({"split": chosen, "groups": [command.as_tree(group) for group in groups]})
         return

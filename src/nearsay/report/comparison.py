@@ -13,14 +13,20 @@ class Comparison(NamedTuple):
     """Groups of runs, and the examples on which they are compared."""
 
     groups: tuple[Group, ...]
-    split: str | None  # "test" or "validation", None if no run was judged on either
+    split: str | None  # such as "test" or "validation", None if no run was judged on either
 
 
-def compare(paths: Sequence[Path]) -> Comparison:
-    """Read the run folders, each once however often it is named, and group them."""
+def compare(paths: Sequence[Path], split: str | None = None) -> Comparison:
+    """Read the run folders, each once however often it is named, and group them.
+
+    They are compared on `split`, by default on the test set if all or else if some were judged on one, else on
+    held-out examples.
+    """
     if not paths:
         raise ValueError("no run was given; name at least one run folder, as `nearsay train` writes them")
     groups = group_runs([read_run(path) for path in each_once(paths)])
+    if split is not None:
+        return Comparison(groups, split)
     found = {
         split: [run.number("accuracy", split, "final") is not None for group in groups for run in group.runs]
         for split in ("test", "validation")
@@ -38,6 +44,8 @@ def split_text(comparison: Comparison) -> str:
     if comparison.split == "validation":
         is_clean = all(run.settings.get("validation_labels") == "clean" for run in runs)
         return "held-out validation set" + (" with clean labels" if is_clean else " (its labels as they were given)")
+    if comparison.split == "second_test":
+        return "second test set"
     return "clean test set" if all(run.labels.clean is not None for run in runs) else "test set"
 
 

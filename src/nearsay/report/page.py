@@ -15,9 +15,9 @@ from nearsay.report.markup import Section
 from nearsay.report.sections import SECTIONS
 
 
-def render(runs: Sequence[Path], *, title: str) -> str:
+def render(runs: Sequence[Path], *, title: str, split: str | None = None) -> str:
     """The page that compares runs, as text; see `write_report`."""
-    comparison = compare(runs)
+    comparison = compare(runs, split)
     sections = [section for make in SECTIONS if (section := make(comparison)) is not None]
     return fill(title, sections, source="the folders of finished runs")
 

@@ -96,7 +96,7 @@ def curves(comparison: Comparison) -> Section | None:
         return None
     lines.sort(key=lambda line: line.is_mean)  # means are drawn above the runs
     in_order = [group.name for group in groups if any(line.name == group.name for line in lines)]
-    drawing = charts.curves(lines, names=in_order, title=f"accuracy on the {split} set (%)")
+    drawing = charts.curves(lines, names=in_order, title=f"accuracy on the {(split or '').replace('_', ' ')} set (%)")
     caption = (
         f"Accuracy on the {split_text(comparison)}. A thick line is the mean of a group, a thin line one run. "
         f"{source(groups)}"
