@@ -1,6 +1,7 @@
 import json
 import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from nearsay.report.figures import (
     curves,
     similarities,
 )
-from nearsay.reproduce.drawing import confidence_shares, similarity_shares
+from nearsay.reproduce.cells import Setting, make_cells
+from nearsay.reproduce.drawing import _told, confidence_shares, similarity_shares
+from nearsay.reproduce.runs import Runs
 
 SIGNS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, 0.0]])
 
@@ -104,6 +107,17 @@ def check_alone(drawing, *words):
     assert "var(--" in drawing.html  # which the page resolves for light and dark
     assert drawing.html.count("<svg") == 2
     assert "Data: digits." not in drawing.html  # where the page says it
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [([0], "n = 1 per panel, seed 0."), ([1], "n = 1 per panel, seed 1."), ([0, 2], "n = 2 per panel, seeds 0, 2.")],
+)
+def test_one_seed_is_called_so_whichever_it_is(seeds, told):
+    setting = Setting("toy", ("noise=0.4",))
+    cells = [cell for cell in make_cells("NCR", "Blue", setting, "ncr", 3) if cell.seed in seeds]
+    runs = Runs(folder=Path("nowhere"), _results={cell.run: {} for cell in cells})
+    assert _told(cells, runs, "panel") == f"Runs: {told}"
 
 
 def test_curves_name_axes_lines_and_units():

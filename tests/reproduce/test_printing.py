@@ -48,6 +48,12 @@ def test_our_numbers_stand_above_those_of_the_paper_and_the_difference(written):
     assert difference[:6] == ["", "difference", "−0.7", "+8.6", "+16.1", "+58.6"]
 
 
+def test_a_difference_that_rounds_to_nothing_is_not_below(written):
+    below = line(written({"Standard": [0.7266]})["md"], "Standard")[2]
+    above = line(written({"Standard": [0.7274]})["md"], "Standard")[2]
+    assert (below[2], above[2]) == ("+0.0", "+0.0")  # the paper has 72.7
+
+
 def test_what_was_not_run_says_so(written):
     ours, paper, difference, *_ = line(written({"Standard": [0.7]})["md"], "NCR")
     assert ours[1:] == ["nearsay (n=1)", *["not run"] * 8]

@@ -167,8 +167,9 @@ def _told(cells: Sequence[Cell], runs: Runs, place: str) -> str:
     finished = runs.finished(cells)
     counts = sorted(set(Counter((cell.recipe, cell.arguments, cell.overrides) for cell in finished).values()))
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    seeds = ", ".join(map(str, sorted({cell.seed for cell in finished})))
-    return f"Runs: n = {number} per {place}, {'seed' if seeds == '0' else 'seeds'} {seeds}."
+    seeds = sorted({cell.seed for cell in finished})
+    named = ", ".join(map(str, seeds))
+    return f"Runs: n = {number} per {place}, {'seed' if len(seeds) == 1 else 'seeds'} {named}."
 
 
 def _percent(counts: Tensor) -> list[float]:

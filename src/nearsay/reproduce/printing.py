@@ -185,9 +185,9 @@ def _gap(ours: Spread | None, printed: Printed) -> float | None:
 
 
 def _difference(ours: Spread | None, printed: Printed) -> str:
-    """Such as "+0.4"."""
+    """Such as "+0.4"; what rounds to nothing is not below."""
     gap = _gap(ours, printed)
-    return "–" if gap is None else f"{gap:+.1f}".replace("-", "−")
+    return "–" if gap is None else f"{round(gap, 1) + 0.0:+.1f}".replace("-", "−")
 
 
 def _record(row: Row, column: Column, printed: Printed, number: Number, data: Data) -> dict[str, tables.Cell]:
