@@ -222,7 +222,8 @@ def _left(arguments, done, place, failed):
         lacking = [each for each in wanted if key in each.needs() and key not in place]
         if lacking:
             option = {"path": "data"}.get(key, key)
-            print(f"{len(lacking)} runs need --{option} and are left out", file=sys.stderr)
+            told = "1 run needs --{} and is" if len(lacking) == 1 else f"{len(lacking)} runs need --{{}} and are"
+            print(f"{told.format(option)} left out", file=sys.stderr)
         wanted = [each for each in wanted if each not in lacking]
     return sorted(wanted, key=lambda each: each.name in failed)
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -207,6 +208,14 @@ def report(rows: list[dict[str, float]]) -> dict[str, float]:
     return summary
 
 
+def commit() -> str:
+    """The commit of the code, where there is one; not that of the folder in which the command was given."""
+    words, here = ["git", "rev-parse", "--short", "HEAD"], Path(__file__).parent
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=here).stdout.strip()
+    return ""
+
+
 def main() -> None:
     """Measure the grid, print it, write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -231,9 +240,8 @@ def main() -> None:
         print(f"{name:32} {speedup(row):.2f}x")
         summary[f"paper: {name}"] = speedup(row)
     hardware = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()}, one thread"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     known = {name: value for name, value in summary.items() if not math.isnan(value)}  # JSON has no NaN
-    record = {"hardware": hardware, "torch": torch.__version__, "commit": commit, "summary": known, "rows": rows}
+    record = {"hardware": hardware, "torch": torch.__version__, "commit": commit(), "summary": known, "rows": rows}
     if arguments.only and arguments.out is None:
         print("\nWrote nothing: this is a part of the grid; --out names a file for it")
         return

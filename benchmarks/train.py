@@ -253,11 +253,10 @@ def kinds(*, is_cuda, compiles):
 
 
 def commit():
-    """The commit of the code, where there is one."""
+    """The commit of the code, where there is one; not that of the folder in which the command was given."""
+    words, here = ["git", "rev-parse", "--short", "HEAD"], Path(__file__).parent
     with suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=here).stdout.strip()
     return ""
 
 

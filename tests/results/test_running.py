@@ -233,6 +233,15 @@ def test_runs_without_their_files_are_left_out(run):
     assert [line.split()[-1] for line in told.splitlines()] == ["one"]
 
 
+def test_how_many_are_left_out_is_told(tmp_path, capsys):
+    human = [cell(BY_KEY["human-worse"], method) for method in ("ncr", "elr")]
+    for queue, told in ((human, "2 runs need --labels and are left out"), (human[:1], "1 run needs --labels and is")):
+        (tmp_path / "queue.json").write_text(write_queue(queue))
+        words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+        assert cifar.main(["run", *words, "--data", "anywhere", "--list"]) == 0
+        assert capsys.readouterr().err.startswith(told)
+
+
 def test_a_folder_may_be_kept(run, tmp_path):
     run([toy("one"), toy("two", "method=standard")], "--keep", "two")
     assert not (tmp_path / "runs" / "one").exists()
