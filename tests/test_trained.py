@@ -1,7 +1,10 @@
 """A run folder found again: its networks say what they said, and damage is named in one sentence."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -279,3 +282,40 @@ def test_other_labels_do_not_go_into_the_folder(copy):
 
 def test_the_labels_of_a_run_are_those_that_were_learned(folder):
     assert read_labels(folder).given.equal(open_splits(made().experiment).labels.given)
+
+
+IN_ANOTHER_LOCALE = """
+import sys
+from pathlib import Path
+from nearsay.commands.audit import read_doubt
+from nearsay.run import open_run
+from nearsay.reproduce.cells import Cell
+from nearsay.reproduce.runs import Runs
+from nearsay.trained import check_same, read_experiment, read_origin, read_result
+
+folder = Path(sys.argv[1])
+print(ascii(read_origin(folder)["note"]), ascii(read_result(folder)["hardware"]), ascii(read_doubt(folder)))
+with open_run(folder) as run:
+    check_same(run, read_experiment(folder))
+words = [f"{key}={value}" for key, value in read_origin(folder)["arguments"].items()]
+cell = Cell(row="", column="", recipe="toy", arguments=tuple(words), overrides=tuple(sys.argv[2:]), seed=0)
+(folder.parent / "runs").mkdir()
+folder.rename(folder.parent / "runs" / cell.run)
+print(Runs(folder=folder.parent / "runs").result(cell)["finished"])
+"""
+
+
+def test_a_run_is_read_alike_in_every_locale(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "run")
+    notes = {
+        "experiment.json": {"note": "Äpfel"},
+        "result.json": {"hardware": "Prozeßor"},
+        "audit.json": {"doubt": "ö"},
+    }
+    for name, changes in notes.items():
+        before = json.loads((copy / name).read_bytes()) if (copy / name).exists() else {}
+        (copy / name).write_text(json.dumps(before | changes, ensure_ascii=False), encoding="utf-8")
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # text is ASCII there
+    words = [sys.executable, "-c", IN_ANOTHER_LOCALE, str(copy), *SMALL]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == ([r"'\xc4pfel' 'Proze\xdfor' '\xf6'", "True"], "")

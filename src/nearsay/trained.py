@@ -59,7 +59,7 @@ def read_origin(folder: Path) -> Mapping[str, Any]:
     """What the experiment of a run was called by; RunError if the folder is none of a run."""
     path = folder / "experiment.json"
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:
@@ -162,7 +162,7 @@ def check_same(run: Run, experiment: Experiment) -> None:
             )
         return
     try:
-        before = json.loads(path.read_text())["experiment"]
+        before = json.loads(path.read_bytes())["experiment"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({error}); choose another folder with --out", BAD_DATA) from error
     if changed := config.substantial(config.differences(before, config.to_tree(experiment)), ()):
@@ -209,7 +209,7 @@ def is_whole(folder: Path) -> bool:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a run that needs nothing more, None if it does."""
     try:
-        result: Any = json.loads((folder / "result.json").read_text())
+        result: Any = json.loads((folder / "result.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(result, dict) or not result.get("finished") or not isinstance(result.get("labels"), dict):

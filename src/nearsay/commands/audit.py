@@ -209,7 +209,7 @@ def read_doubt(folder: Path) -> str | None:
     """Why the audit of a run is itself to be doubted, as `audit.json` has it; None where it is not."""
     path = folder / "audit.json"
     try:
-        doubt: str | None = json.loads(path.read_text())["doubt"]
+        doubt: str | None = json.loads(path.read_bytes())["doubt"]
         is_whole = isinstance(doubt, str | None)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_whole = False
