@@ -130,6 +130,38 @@ def test_histograms_are_of_right_and_of_wrong_labels(quick, monkeypatch):
     assert sum(score[0][1].shares[:10]) == 100
 
 
+@pytest.mark.parametrize(
+    ("num", "told"),
+    [
+        (0, "None: no example seems to be of another class than its label says."),
+        (1, "The largest of 930 ways to be wrong."),
+        (2, "The 2 largest of 930 ways to be wrong."),
+    ],
+)
+def test_many_classes_are_told_of_by_what_is_confused_most(quick, num, told):
+    findings = make_findings([f"class {number}" for number in range(31)])
+    shares = torch.eye(31, dtype=torch.float64)
+    for row in range(num):
+        shares[row, row], shares[row, row + 1] = 0.75, 0.25
+    reader = read(replace(findings, audit=replace(findings.audit, noise_matrix=shares)))
+    assert told in reader.words("Which labels are confused")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "colors"),
+    [
+        (["right label", "wrong label"], charts.KINDS),
+        (["other label", "suspicious label"], charts.KINDS),
+        (["given label"], charts.KINDS[:1]),
+        (["wrong label"], charts.KINDS[1:]),
+        (["suspicious label"], charts.KINDS[1:]),
+    ],
+)
+def test_wrong_labels_have_their_color_also_where_there_are_no_others(kinds, colors):
+    drawn = charts.histogram([charts.Histogram(kind, [100.0, 0.0]) for kind in kinds], highest=100)
+    assert {color for color in charts.KINDS if color in drawn} == set(colors)
+
+
 def test_a_card_shows_labels_score_decision_and_the_nearest_with_theirs(quick):
     findings = make_findings(["cat", "dog", "emu"], corrections={4: 2, 9: -1})
     words = read(findings).words("The most suspicious labels")

@@ -19,6 +19,7 @@ import altair
 COLORS = [f"var(--series-{number})" for number in range(1, 8)]
 DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]]  # 4 and 7 have no common factor: 28 lines look different
 KINDS = ["var(--right)", "var(--wrong)"]  # of labels
+_WRONG = ("wrong label", "suspicious label")  # kinds that look as wrong ones do, also where they stand alone
 _LEGEND: dict[str, Any] = {  # Any: what altair takes by name
     "orient": "top",
     "title": None,
@@ -68,6 +69,8 @@ def histogram(
             {"kind": kind, "confidence": 100 * place / len(shares), "share": share} for place, share in enumerate(steps)
         ]
     kinds = [each.kind for each in histograms]
+    looks = [kind in _WRONG for kind in kinds]
+    colors, dashes = ([choices[look] for look in looks] for choices in (KINDS, DASHES))
     legend = altair.Legend(**_LEGEND, columns=2)
     percents = altair.Axis(values=[0, 25, 50, 75, 100])
     area = altair.Chart(altair.InlineData(values=rows), width=290, height=170).mark_area(
@@ -77,8 +80,8 @@ def histogram(
         area.encode(
             altair.X("confidence:Q", axis=percents, scale=altair.Scale(domain=[0, 100])).title(title),
             altair.Y("share:Q", stack=None, scale=altair.Scale(domain=[0, highest])).title("share of these labels (%)"),
-            altair.Color("kind:N", scale=altair.Scale(domain=kinds, range=KINDS), legend=legend),
-            altair.StrokeDash("kind:N", scale=altair.Scale(domain=kinds, range=DASHES[:2]), legend=legend),
+            altair.Color("kind:N", scale=altair.Scale(domain=kinds, range=colors), legend=legend),
+            altair.StrokeDash("kind:N", scale=altair.Scale(domain=kinds, range=dashes), legend=legend),
         )
     )
 

@@ -126,7 +126,10 @@ def matrix(findings: Findings) -> Section | None:
         [classes[cell // len(classes)], classes[cell % len(classes)], f"{share:.1f}", _bar(share / shares[0])]
         for cell, share in zip(largest, shares, strict=True)
     ]
-    caption = f"The {len(rows)} largest of {len(classes) ** 2 - len(classes):,} ways to be wrong."
+    if not rows:
+        return Section(_CONFUSED, paragraph("None: no example seems to be of another class than its label says."))
+    first = "The largest" if len(rows) == 1 else f"The {len(rows)} largest"
+    caption = f"{first} of {len(classes) ** 2 - len(classes):,} ways to be wrong."
     header = ("seems to be", "is labeled", "share of the class (%)", "")
     return Section(_CONFUSED, table(caption, header, rows, num_names=2))
 
