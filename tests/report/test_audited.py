@@ -204,6 +204,17 @@ def test_near_duplicates_whose_labels_differ_come_first(quick):
     assert words.endswith("labels differcat#3dog#4same labelcat#0cat#1")
 
 
+def test_an_example_without_a_label_differs_from_no_near_duplicate(quick):
+    findings = make_findings(["cat", "dog", "emu"])
+    findings.audit.evidence.groups[:] = torch.tensor([0, 0, 1, 1, 2, 2, 2, *[-1] * 8])
+    findings.audit.given[:7] = torch.tensor([-1, 0, -1, -1, 1, -1, 0])
+    words = read(findings).words("Near-duplicates")
+    assert "3 groups of examples that are nearly the same; in 1 of them the labels differ." in words
+    assert words.endswith(
+        "labels differdog#4no label#5cat#6same label, where there is oneno label#0cat#1no labelno label#2no label#3"
+    )
+
+
 def test_files_that_cannot_be_read_are_listed_with_the_reason(quick, tmp_path):
     names = tuple(f"{number}.png" for number in range(17))
     (tmp_path / "15.png").write_bytes(b"no image")

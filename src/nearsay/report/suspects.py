@@ -43,9 +43,8 @@ def duplicates(findings: Findings) -> Section | None:
     members: dict[int, list[int]] = {}
     for position in (groups >= 0).nonzero()[:, 0].tolist():
         members.setdefault(int(groups[position]), []).append(position)
-    given = findings.audit.given.tolist()
-    ranked = sorted(members.values(), key=lambda group: len({given[position] for position in group}) == 1)
-    num_mixed = sum(len({given[position] for position in group}) > 1 for group in ranked)
+    ranked = sorted(members.values(), key=lambda group: not _differ(findings, group))
+    num_mixed = sum(_differ(findings, group) for group in ranked)
     text = paragraph(
         f"{counted(len(ranked), 'group')} of examples that are nearly the same; in {num_mixed:,} of them the labels "
         "differ.",
@@ -134,13 +133,23 @@ def _neighbors(findings: Findings, position: int, given: int, suggested: int) ->
     return Markup('<ul class="near" aria-label="nearest examples">{}</ul>').format(joined(items))
 
 
+def _differ(findings: Findings, group: Sequence[int]) -> bool:
+    """Whether two of a group carry different labels; to carry none is not to differ."""
+    return len(set(findings.audit.given[list(group)].tolist()) - {-1}) > 1
+
+
 def _group(findings: Findings, group: Sequence[int]) -> Markup:
     given = findings.audit.given.tolist()
     items = [_example(findings, position, given[position], "") for position in group[:_MOST_MEMBERS]]
     if len(group) > _MOST_MEMBERS:
         items.append(Markup("<li>and {} more</li>").format(len(group) - _MOST_MEMBERS))
-    mixed = len({given[position] for position in group}) > 1
-    note = Markup("<b>labels differ</b>") if mixed else Markup("same label")
+    found = {given[position] for position in group}
+    if _differ(findings, group):
+        note: str = Markup("<b>labels differ</b>")
+    elif -1 in found:
+        note = UNNAMED if len(found) == 1 else "same label, where there is one"
+    else:
+        note = "same label"
     return Markup('<li><p>{}</p><ul class="row">{}</ul></li>').format(note, joined(items))
 
 
