@@ -146,7 +146,7 @@ def test_a_check_tells_of_each_split(tmp_path):
     write(tmp_path / "clean_test_key_list.txt", names("clean_test")[:-1])
     train, validation, test = checks.check("clothing1m", tmp_path)
     assert train[:4] == ("train", "missing", 19, 20)
-    assert f"1 of 20 images are not in {tmp_path}, such as {names('noisy_train')[1]}; " in train.message
+    assert f"1 of 20 images is not in {tmp_path}, such as {names('noisy_train')[1]}; " in train.message
     assert validation[:4] == ("validation", "missing", 0, 6)
     assert f"6 of 6 images are not in {tmp_path}, such as {', '.join(names('clean_val')[:3])}; " in validation.message
     assert test[:2] == ("test", "wrong")

@@ -1,5 +1,6 @@
 """WebVision and ImageNet's validation images from small trees with the layout of the originals."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -267,6 +268,13 @@ def test_imagenet_validation_has_fifty_images_a_class(tmp_path):
     assert "has 0 validation images of the class 'n10000014 thing2'" in message
 
 
+def test_images_of_other_classes_alone_are_none(tmp_path):
+    make(tmp_path)
+    touch(tmp_path, [f"val/{SYNSETS[70]}/1.JPEG"])
+    data = ImageNetValidation(path=tmp_path, synsets=tmp_path, num_classes=50, partial=True)
+    assert f"{tmp_path} has none of the images that are wanted; ILSVRC2012_img_val.tar is on" in refused(data, "test")
+
+
 @pytest.mark.parametrize("num_classes", [0, 1001, True, 2.5])
 def test_a_wrong_number_of_imagenet_classes_is_refused(num_classes):
     with pytest.raises(ValueError, match="must be a whole number from 1 to 1000"):
@@ -283,6 +291,11 @@ def test_imagenet_labels_must_be_synsets(tmp_path):
     assert "says '490' of ILSVRC2012_val_00000001.JPEG, but must say a synset" in refused(wrong, "test")
     write(tmp_path / "truth.txt", SYNSETS[:5])
     assert "says '' of ILSVRC2012_val_00000006.JPEG" in refused(wrong, "test")
+    (tmp_path / "truth.csv").write_bytes(b"ILSVRC2012_val_00000001,\xff")
+    table = ImageNetValidation(path=tmp_path, synsets=tmp_path, labels=tmp_path / "truth.csv", partial=True)
+    assert f"{tmp_path / 'truth.csv'} is no table in UTF-8" in refused(table, "test")
+    (tmp_path / "truth.csv").write_text("a" * (csv.field_size_limit() + 1))
+    assert f"{tmp_path / 'truth.csv'} is no table in UTF-8" in refused(table, "test")
     (tmp_path / "empty").mkdir()
     empty = ImageNetValidation(path=tmp_path / "empty", synsets=tmp_path)
     assert "has no folder like n01440764" in refused(empty, "test")
@@ -316,7 +329,7 @@ def test_a_check_counts_every_image(tmp_path, monkeypatch):
     next((tmp_path / "google").rglob("1.jpg")).unlink()  # not among the first that are looked for
     train, _ = checks.check("webvision", tmp_path)
     assert train[:4] == ("train", "missing", 23, 24)
-    assert "1 of 24 images are not in" in train.message
+    assert "1 of 24 images is not in" in train.message
     assert "such as google/q0050/1.jpg; info.tar" in train.message
 
 

@@ -217,7 +217,7 @@ class Half:
 def test_a_half_copied_data_set_is_told_with_the_images_that_are_missing(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"")
     data = Half(tmp_path)
-    with pytest.raises(ValueError, match=r"1 of 2 images are not in .*, such as b\.jpg; nothing was trained"):
+    with pytest.raises(ValueError, match=r"1 of 2 images is not in .*, such as b\.jpg; nothing was trained"):
         running._check_data([data])
     (tmp_path / "b.jpg").write_bytes(b"")
     data.num_opened = 0
@@ -302,7 +302,7 @@ def test_the_second_data_set_is_checked_as_well(tmp_path, monkeypatch):
         return called._replace(experiment=replace(called.experiment, second_test=Half(tmp_path)))
 
     monkeypatch.setattr(running, "call", call_with_second)
-    with pytest.raises(ValueError, match=r"1 of 1 images are not in .*, such as a\.jpg; nothing was trained"):
+    with pytest.raises(ValueError, match=r"1 of 1 images is not in .*, such as a\.jpg; nothing was trained"):
         reproduce("cifar", data="toy", trials=1, out=tmp_path / "out", only=CLEAN_RUN)
     assert not (tmp_path / "out").exists()
 

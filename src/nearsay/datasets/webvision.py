@@ -168,8 +168,11 @@ def _imagenet_synsets(root: Path, below: str, labels: str | Path | None, names: 
             f"it is {_SYNSET_LABELS_SOURCE}, and the numbers of ILSVRC2012_validation_ground_truth.txt do not serve"
         )
     if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            said = {row[0]: row[1][:9] for row in csv.reader(file) if len(row) == 2}
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                said = {row[0]: row[1][:9] for row in csv.reader(file) if len(row) == 2}
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path} is no table in UTF-8, so it is damaged; take {_SYNSET_LABELS_SOURCE}") from error
         synsets = [said.get(name.partition(".")[0], "") for name in names]
     else:
         lines = [line for _, line in read_lines(path, IMAGENET_SOURCE)]
@@ -333,7 +336,10 @@ def missing_images(root: Path, names: Sequence[str], found: NDArray[np.bool_], s
     """What to say of images that are not there: how many, and the first three."""
     missing = np.flatnonzero(~found)
     first = ", ".join(names[row] for row in missing[:3].tolist())
-    message = f"{len(missing)} of {len(names)} images are not in {root}, such as {first}; {source}"
+    are = "is" if len(missing) == 1 else "are"
+    message = f"{len(missing)} of {len(names)} images {are} not in {root}, such as {first}; {source}"
+    if not names:
+        message = f"{root} has none of the images that are wanted; {source}"
     return Missing(message, found=len(names) - len(missing), expected=len(names))
 
 
