@@ -172,4 +172,4 @@ def test_starts_are_told_in_epochs_of_the_runs_themselves(tmp_path):
 
 def test_the_number_of_runs_of_all_stages_is_known_before():
     found = ablation.points("toy", 1, lambda cell: 0.5, lambda cell: True)
-    assert len({cell.run for point in found for cell in point.cells}) == ablation.NUM_POINTS == 42
+    assert len({cell.run for point in found for cell in point.cells}) == 3 * ablation.NUM_POINTS == 42

@@ -149,6 +149,8 @@ def test_a_dry_run_of_the_ablation_counts_what_cannot_be_named_yet(tmp_path):
     planned = reproduce("ablation", data="toy", trials=2, out=tmp_path, dry_run=True)
     assert (len(planned.to_do), planned.num_later) == (30, 54)
     assert "30 to do, 54 more that depend on them (time unmeasured)" in planned.text()
+    planned = reproduce("ablation", data="toy", trials=2, out=tmp_path, only="*noise=0.4-*", dry_run=True)
+    assert (len(planned.to_do), planned.num_later) == (10, 18)  # those of other rates are not wanted
 
 
 def test_time_is_told_by_runs_of_the_same_method_where_there_are_any(tmp_path):

@@ -20,7 +20,7 @@ EPOCHS = 250  # of the paper on CIFAR
 BATCH = 256
 TRIALS = 1  # the paper does not say
 TITLE = "Ablation of alpha, k and e on CIFAR-10"
-NUM_POINTS = len(RATES) * (len(ALPHAS) + len(NEIGHBORS) + len(STARTS) - 2)  # two are also of the stage before
+NUM_POINTS = len(ALPHAS) + len(NEIGHBORS) + len(STARTS) - 2  # of a noise rate; two are also of the stage before
 
 Stage = Literal["alpha", "k", "e"]
 STAGES: tuple[Stage, ...] = ("alpha", "k", "e")

@@ -104,9 +104,10 @@ def _train(called: config.Call, cell: Cell, runs: Runs, data: Data, display: Dis
 def _told(name: str, cells: list[Cell], runs: Runs, trials: int | None, files: tuple[Path, ...]) -> Reproduced:
     missing = runs.missing(cells)
     later = 0
-    if name == "ablation" and missing:
-        named = {cell.run for cell in cells}
-        later = ablation.NUM_POINTS * (trials or ablation.TRIALS) - len(named)
+    if name == "ablation":
+        for row in {cell.row for cell in missing}:  # a noise rate, whose later stages wait for these alone
+            named = {cell.run for cell in cells if cell.row == row}
+            later += ablation.NUM_POINTS * (trials or ablation.TRIALS) - len(named)
     return Reproduced(
         name=name,
         done=tuple(cell.run for cell in runs.finished(cells)),
