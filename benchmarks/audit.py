@@ -69,12 +69,11 @@ def measure(folder: Path, *, folds: bool) -> dict[str, Any]:
     probabilities = _probabilities(folder, "train", indices)
     confidence = probabilities.gather(1, given.clamp(min=0)[:, None])[:, 0].where(given >= 0, torch.nan)
     truth = noise_matrix(given, clean, len(labels.classes))
-    rate = found.noise_rate
     row = {
         "run": folder.name,
         "score": detection(found.scores, is_wrong),
         "confidence": detection(confidence, is_wrong),
-        "rate": {"true": metrics.noise_rate(Labels(given, clean, labels.classes)), **rate._asdict()},
+        "rate": {"true": metrics.noise_rate(Labels(given, clean, labels.classes)), **found.noise_rate._asdict()},
         "matrix_error": None if found.noise_matrix is None else (found.noise_matrix - truth).abs().mean().item(),
         "review": {"estimate": found.review_for(RECALL), "true": to_review(found.order(), is_wrong)},
     }
@@ -373,6 +372,7 @@ def main() -> None:
     if chosen.out is not None:
         peers = {name: _version(name) for name in ("nearsay", "torch", "cleanlab", "faiss-cpu")}
         about = {"machine": platform.processor() or platform.machine(), "versions": peers, "rows": rows}
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(json.dumps(about, indent=1) + "\n")
         print(f"\nwritten to {chosen.out}")
 

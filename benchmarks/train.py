@@ -337,7 +337,8 @@ def main():
             f"usual loop, batch {size:4d}     {usual:9.0f} images/s; ours with NCR is {times} times as fast", flush=True
         )
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
         print(f"Wrote {arguments.out}")
 
 

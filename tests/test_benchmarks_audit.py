@@ -124,7 +124,7 @@ def test_a_large_audit_is_timed_and_judged():
 
 def test_rows_are_written_and_runs_are_not_mixed_with_what_needs_none(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "scale", lambda num, classes: {"num_examples": num, "num_classes": classes})
-    out = tmp_path / "rows.json"
+    out = tmp_path / "a folder of its own" / "rows.json"
     monkeypatch.setattr(sys, "argv", ["audit.py", "--scale", "70", "--classes", "7", "--out", str(out)])
     benchmark.main()
     assert json.loads(out.read_text())["rows"] == [{"num_examples": 70, "num_classes": 7}]

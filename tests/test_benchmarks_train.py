@@ -1,3 +1,8 @@
+import json
+import os
+import subprocess
+import sys
+
 import train as benchmark
 
 
@@ -7,3 +12,14 @@ def test_on_a_cpu_steps_are_plain_and_called_so():
     found = benchmark.kinds(is_cuda=True, compiles=True)
     assert found["graph"] == {"captures": True, "compiles": False}
     assert found["graph and compile"] == {"captures": True, "compiles": True}
+
+
+def test_what_was_measured_is_written_in_any_locale_and_to_a_new_folder(tmp_path):
+    sizes = {"batch": 8, "width": 4, "steps": 1, "windows": 1, "workers": 0}
+    options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    out = tmp_path / "new" / "train.json"
+    words = [sys.executable, benchmark.__file__, "--device", "cpu", *options, "--out", str(out)]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # text is ASCII there
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"Wrote {out}"]), done.stderr
+    assert json.loads(out.read_text("utf-8"))["network"] == "ResNet-18, width 4, 32×32"
