@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nearsay import config, tables
+from nearsay import cli, config, tables
 from nearsay.commands import catalog, compare, doctor, estimate, evaluate, naming, predict
 from nearsay.commands.audit import audit_run
 from nearsay.commands.propagate import propagate
@@ -468,6 +468,22 @@ def test_a_run_named_twice_counts_once(runs):
 def test_a_split_that_was_not_judged_cannot_be_compared(runs):
     with pytest.raises(ValueError, match="has no accuracy on split='dev'; it has validation and test"):
         compare.compare(runs, split="dev")
+
+
+@pytest.mark.parametrize(
+    ("validation_labels", "split", "told"),
+    [("given", "validation", True), ("given", "test", False), ("clean", "validation", False)],
+)
+def test_accuracies_by_cleaned_labels_and_by_others_are_told_apart(
+    runs, tmp_path, capsys, validation_labels, split, told
+):
+    folders = [shutil.copytree(run, tmp_path / run.name) for run in runs[:2]]
+    for folder, file in zip(folders, (None, "a/cleaned.npz"), strict=True):
+        origin = json.loads((folder / "experiment.json").read_text())
+        origin["experiment"] |= {"relabeled": file, "validation_labels": validation_labels}
+        (folder / "experiment.json").write_text(json.dumps(origin))
+    assert cli.main(["compare", *map(str, folders), "--split", split]) == 0
+    assert ("judged by different labels, which makes cleaned ones look better" in capsys.readouterr().err) == told
 
 
 def test_runs_that_look_alike_are_told_by_the_names_of_their_folders(runs, tmp_path):

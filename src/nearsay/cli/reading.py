@@ -136,6 +136,9 @@ def compare(
     runs = [run for found in done.values() for run in found]
     chosen = command.common_split(runs) if split is None else split.value
     groups = command.compare(runs, split=chosen)
+    if command.judged_differently(runs, chosen):
+        told = "these runs were judged by different labels, which makes cleaned ones look better"
+        print(f"note: {told}; nearsay evaluate with --data judges by the same.", file=sys.stderr)
     if html is not None:
         from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
 

@@ -9,6 +9,7 @@ import torch
 from nearsay import config
 from nearsay.display import Display
 from nearsay.progress import percent
+from nearsay.report.comparison import judges_differ
 from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Spread, group_runs, spread
 from nearsay.train import train
@@ -59,6 +60,11 @@ def common_split(folders: Sequence[Path]) -> str:
     """Test if all runs were judged on one, else validation."""
     runs = [read_run(folder) for folder in each_once(folders)]
     return "test" if all(run.number("accuracy", "test", "final") is not None for run in runs) else "validation"
+
+
+def judged_differently(folders: Sequence[Path], split: str) -> bool:
+    """Whether accuracies on the split were counted by different labels, as before and after `nearsay clean`."""
+    return judges_differ(map(read_run, dict.fromkeys(folders)), split)
 
 
 def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:

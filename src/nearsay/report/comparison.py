@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearsay.display import counted, plain
-from nearsay.report.folders import each_once, read_run
+from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Group, group_runs
 
 
@@ -42,11 +42,28 @@ def split_text(comparison: Comparison) -> str:
     """The examples on which runs are compared, in words that say how far their labels can be trusted."""
     runs = [run for group in comparison.groups for run in group.runs]
     if comparison.split == "validation":
-        is_clean = all(run.settings.get("validation_labels") == "clean" for run in runs)
-        return "held-out validation set" + (" with clean labels" if is_clean else " (its labels as they were given)")
+        is_clean = all(_knows_validation(run) for run in runs)
+        who = "each run has them" if any(map(_made_anew, runs)) else "they were given"
+        return "held-out validation set" + (" with clean labels" if is_clean else f" (its labels as {who})")
     if comparison.split == "second_test":
         return "second test set"
     return "clean test set" if all(run.labels.clean is not None for run in runs) else "test set"
+
+
+def judges_differ(runs: Iterable[FinishedRun], split: str | None) -> bool:
+    """Whether some runs were judged by labels that `nearsay clean` or `propagate` made, and others by other ones."""
+    judged = [run for run in runs if not _knows_validation(run)]
+    return split == "validation" and len({_made_anew(run) for run in judged}) > 1
+
+
+def _knows_validation(run: FinishedRun) -> bool:
+    return run.settings.get("validation_labels") == "clean"
+
+
+def _made_anew(run: FinishedRun) -> str | None:
+    """The file of the labels that a run learned in place of those of its data, also of those that are held out."""
+    file = run.settings.get("relabeled")
+    return file if isinstance(file, str) else None
 
 
 def source(groups: Sequence[Group]) -> str:

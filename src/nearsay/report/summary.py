@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from nearsay.display import counted
-from nearsay.report.comparison import Comparison, split_text
+from nearsay.report.comparison import Comparison, judges_differ, split_text
 from nearsay.report.groups import Group, Spread
 from nearsay.report.markup import Section, joined, paragraph, strong, terms
 
@@ -58,7 +58,13 @@ def _accuracy(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Mar
             strong(percent(low)),
             runs,
         )
-    return text + _difference(comparison, best, second)
+    text += _difference(comparison, best, second)
+    if judges_differ((run for group, _ in ranked for run in group.runs), comparison.split):
+        text += (
+            " The runs were judged by different labels, which makes cleaned ones look better: "
+            "nearsay evaluate with --data judges them by the same."
+        )
+    return text
 
 
 def _difference(comparison: Comparison, best: Group, second: Group) -> Markup:
