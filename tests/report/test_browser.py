@@ -1,5 +1,6 @@
 """The page of an audited run in a real browser: nothing hostile runs, and the map can be explored."""
 
+import io
 import shutil
 
 import pytest
@@ -8,6 +9,8 @@ from PIL import Image
 
 from nearsay.core import Files
 from nearsay.report import audited
+from nearsay.report.markup import Section, table
+from nearsay.report.page import fill
 from report.making import PAYLOADS, make_findings, render_with
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -100,6 +103,22 @@ def test_nothing_is_wider_than_the_window(opened, pictures, width):
     names = [name * 12 for name in ("cat ", "dog", "emu-")]
     page = opened(audited.render(make_findings(names, inputs=pictures)), viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_table_with_columns_out_of_sight_has_a_shade_at_its_edge(opened):
+    headers = [f"number {number}" for number in range(8)]
+    section = Section("A heading", table("A caption.", headers, [list(map(str, range(8)))]))
+    page = opened(fill("A title", [section], source="nothing"), viewport={"width": 390, "height": 800})
+
+    def edge():
+        with Image.open(io.BytesIO(page.locator(".scroll").screenshot())) as picture:
+            return picture.convert("L").getpixel((picture.width - 1, picture.height // 4))  # above the first line
+
+    assert edge() < 240
+    page.locator(".scroll").evaluate("each => { each.scrollLeft = each.scrollWidth }")
+    assert edge() == 255
+    page.set_viewport_size({"width": 1400, "height": 800})
+    assert edge() == 255
 
 
 def test_names_that_begin_alike_can_be_told_apart(opened, pictures):
