@@ -93,6 +93,24 @@ def test_an_audit_names_files_says_what_it_could_not_judge_and_what_to_do_next(p
     assert f"Next: nearsay review {run} to decide by hand, nearsay clean {run} for labels to train on." in said
 
 
+def test_after_an_audit_that_finds_nothing_there_is_nothing_to_do(tmp_path, capsys):
+    clean = torch.arange(60) % 3
+    features = 4 * torch.eye(3)[clean] + torch.linspace(-0.1, 0.1, 180).reshape(60, 3)
+    for name, is_wrong in (("none", 0), ("one", 1)):
+        given = clean.clone()
+        given[0] = is_wrong
+        np.savez(tmp_path / f"{name}.npz", features=features.numpy(), labels=given.numpy())
+        run = str(tmp_path / name)
+        words = ["train", "embeddings", f"path={tmp_path / name}.npz", "held_out=0", "batch_size=20", "--set"]
+        assert cli.main([*words, "epochs=10", "--out", run, "--quiet"]) == 0
+        assert cli.main(["audit", run, "--no-report"]) == 0
+        said = capsys.readouterr().out
+        assert f"{is_wrong} of 60 labels seem wrong" in said
+        assert ("Next: nearsay review" in said) == bool(is_wrong)
+        assert cli.main(["clean", run]) == 0
+        assert capsys.readouterr().out.startswith(("0 labels relabeled", "1 label relabeled")[is_wrong])
+
+
 def test_an_audit_by_a_network_that_has_learned_nothing_doubts_itself_and_so_does_cleaning(photographs, capsys):
     run = photographs / "first"
     assert cli.main(["audit", str(run), "--json", "--no-report"]) == 0

@@ -88,6 +88,23 @@ def test_the_summary_tells_how_many_are_wrong_what_is_confused_and_what_to_do(qu
     assert "Beware" not in words
 
 
+@pytest.mark.parametrize(("num_issues", "has"), [(0, "0 have a"), (1, "1 has a"), (2, "2 have a")])
+def test_where_no_label_seems_wrong_nothing_is_left_to_do(quick, num_issues, has):
+    findings = make_findings(["cat", "dog", "emu"])
+    is_issue = findings.audit.is_issue & (findings.audit.is_issue.cumsum(0) <= num_issues)
+    findings = replace(
+        findings,
+        audit=replace(findings.audit, is_issue=is_issue),
+        summary=findings.summary | {"num_issues": num_issues},
+    )
+    reader = read(findings)
+    assert ("No label seems wrong" in reader.words("In short")) == (num_issues == 0)
+    assert ("nearsay clean" in reader.words("In short")) == (num_issues > 0)
+    assert f"{has} suspicious label" in reader.words("Map of the examples")
+    decided = read(replace(findings, corrections={3: 1}))
+    assert "nearsay clean" in decided.words("In short")
+
+
 def test_the_share_of_wrong_labels_is_of_those_that_there_are(quick):
     findings = make_findings(["cat", "dog", "emu"])
     right = (~findings.is_wrong()).nonzero()[:10, 0]

@@ -48,10 +48,11 @@ def atlas(findings: Findings) -> Section:
         else f"{len(chosen):,} of {counted(len(findings.indices), 'example')}: of the suspicious ones the first, of "
         "the others a random draw"
     )
+    have = "has" if num_issues == 1 else "have"
     caption = (
-        f"{which}; {num_issues:,} {'has' if num_issues == 1 else 'have'} a suspicious label. Features as t-SNE places "
-        "them (of their first 50 principal components, with a fixed seed): what is near is similar, but distances "
-        "between far groups, and their sizes, mean little."
+        f"{which}; {num_issues:,} {have} a suspicious label. Features as t-SNE places them (of their first 50 "
+        "principal components, with a fixed seed): what is near is similar, but distances between far groups, and "
+        "their sizes, mean little."
     )
     text = paragraph(
         "A dot is an example, its color the label it was given. A diamond with an outline is suspicious: among dots of "

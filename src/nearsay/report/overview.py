@@ -46,7 +46,9 @@ def overview(findings: Findings) -> Section:
         parts.append(paragraph("Decisions by hand could not be read: ", strong(findings.problem)))
     elif findings.corrections:
         parts.append(paragraph(f"{counted(len(findings.corrections), 'label')} decided by hand so far."))
-    return Section("In short", joined([*parts, _next_steps(findings)]))
+    if num_issues or findings.corrections:  # else there is nothing to look at, and nothing that clean would change
+        parts.append(_next_steps(findings))
+    return Section("In short", joined(parts))
 
 
 def curves(findings: Findings) -> Section | None:
