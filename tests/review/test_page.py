@@ -1,6 +1,7 @@
 """The page in a real browser: keys, windows, accidents, and names that were made to do harm."""
 
 import os
+import re
 import shutil
 import signal
 
@@ -292,6 +293,33 @@ def test_an_answer_that_got_lost_does_not_decide_twice(page, run, visit):
     assert lost == [200]
     assert [row[2] for row in rows(run)] == ["accept"]
     assert window.locator("#alert").is_hidden()
+
+
+def test_a_slow_server_is_waited_for_in_sight(page, run, browser):
+    window = browser.new_context(viewport=WIDE).new_page()
+    held = []
+    window.route(re.compile("/(example/|decide)"), lambda route: held.append(route))
+
+    def let_go(name):
+        for route in [each for each in held if name in each.request.url]:
+            held.remove(route)
+            route.continue_()
+
+    window.goto(page.address)
+    window.wait_for_function("() => document.getElementById('left').textContent === '30'")
+    assert window.is_visible("#waiting")
+    assert window.is_hidden("#desk")  # there is nothing to decide about yet
+    let_go("/example/")
+    at(window, 0)
+    assert window.is_hidden("#waiting")
+    assert window.is_visible("#desk")
+    window.keyboard.press("a")
+    window.wait_for_function("() => document.getElementById('said').textContent === 'Saving …'")
+    assert count(window, "done") == 0
+    let_go("/decide")
+    window.wait_for_function("() => document.getElementById('said').textContent.startsWith('Accepted')")
+    assert [row[0] for row in rows(run)] == [0]
+    window.context.close()
 
 
 def test_a_killed_server_is_noticed_and_nothing_that_was_shown_as_done_is_lost(run, visit):

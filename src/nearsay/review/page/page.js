@@ -8,6 +8,7 @@ import { element, showExample, showNames } from "./showing.js";
 const LOOK_AHEAD = 4;
 const LISTEN_EVERY = 3000; // milliseconds
 const RETRY_AFTER = 2000;
+const NOTICED = 400; // milliseconds after which a key seems to have done nothing
 const TOLD = { accept: "Accepted", keep: "Kept", other: "Changed to", drop: "Dropped the label" };
 const PLACE = `place ${location.pathname}`;
 
@@ -33,6 +34,7 @@ async function start() {
     return;
   }
   queue = new Queue(state);
+  find("waiting").textContent = "Loading …"; // until the first example is there
   document.title = `${state.run} – nearsay review`;
   find("run").textContent = state.run;
   find("find").parentElement.hidden = state.classes.length <= 10; // each has a key of its own
@@ -49,7 +51,6 @@ async function start() {
   for (const [name, value] of Object.entries(place.filter || {})) {
     if (filters.elements[name]) filters.elements[name].value = value;
   }
-  find("waiting").hidden = true;
   select(place.index);
   listen();
   if (sending) deliver();
@@ -75,10 +76,10 @@ async function show() {
   const row = queue.current();
   sessionStorage.setItem(PLACE, JSON.stringify({ filter: filter(), index: row && row.index }));
   showCounts();
-  find("desk").hidden = !row;
   find("end").hidden = Boolean(row);
+  if (!row) example = null;
+  showDesk(row);
   if (!row) {
-    example = null;
     showEnd();
     return;
   }
@@ -86,6 +87,7 @@ async function show() {
     const value = await fetchExample(row.index);
     if (row !== queue.current()) return; // went on meanwhile
     example = value;
+    showDesk(row);
     found.close();
     showExample(state, example, { nameOf, standingOf: (index) => queue.standing(index), preloaded: pictures.get(row.index) });
     showStanding();
@@ -97,6 +99,11 @@ async function show() {
     lose();
     setTimeout(show, RETRY_AFTER);
   }
+}
+
+function showDesk(row) {
+  find("desk").hidden = !row || !example;
+  find("waiting").hidden = !row || Boolean(example);
 }
 
 function fetchExample(index) {
@@ -210,6 +217,7 @@ async function send(asked) {
 
 async function deliver() {
   clearTimeout(retry);
+  const slow = setTimeout(() => say("Saving …"), NOTICED);
   let answer;
   try {
     answer = await ask("decide", sending);
@@ -217,6 +225,9 @@ async function deliver() {
     lose();
     retry = setTimeout(deliver, RETRY_AFTER);
     return;
+  } finally {
+    clearTimeout(slow);
+    say("");
   }
   const asked = sending;
   if (answer.status === 200) {
