@@ -406,6 +406,13 @@ def test_the_page_of_a_comparison_is_of_the_split_that_is_asked_for(tmp_path, ca
     assert "On the held-out validation set (its labels as they were given), <strong>" in page.read_text("utf-8")
 
 
+@pytest.mark.parametrize("words", [[], ["data"]])
+def test_what_a_command_does_is_not_cut_on_80_columns(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*words, "--help"]) == 0
+    assert "..." not in capsys.readouterr().out.split("Commands:")[1]
+
+
 def test_recipes_are_listed_and_one_is_told_in_full(capsys):
     assert cli.main(["recipes"]) == 0
     assert re.search(r"^digits +The 1.797 digits", capsys.readouterr().out, re.MULTILINE)

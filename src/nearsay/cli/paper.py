@@ -101,7 +101,10 @@ def check(
     path: Annotated[Path, typer.Argument(help="The folder that holds it.", metavar="PATH")],
     as_json: Json = False,
 ) -> None:
-    """Tell what of a data set is in a folder, what is missing, and where to get it."""
+    """Tell what of a data set is there and what is missing.
+
+    Where something is missing, it also tells where to get it.
+    """
     from nearsay.datasets.checks import NAMES as KNOWN  # noqa: PLC0415  # brings torch
     from nearsay.datasets.checks import check as command  # noqa: PLC0415
 

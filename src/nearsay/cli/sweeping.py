@@ -44,7 +44,9 @@ def sweep(
     search: Annotated[
         Search | None, typer.Option("--search", help="Search ranges such as optimizer.lr=1e-4..1e-1:log.")
     ] = None,
-    trials: Annotated[int | None, typer.Option("--trials", help="Runs of the search in all.", min=1)] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", help="Runs of the search in all; it needs this number.", min=1)
+    ] = None,
     metric: Annotated[
         str, typer.Option("--metric", help="What a search maximizes: validation; never test.")
     ] = "validation",
