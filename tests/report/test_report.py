@@ -358,20 +358,24 @@ def test_runs_are_compared_on_the_split_that_is_asked_for(told, tmp_path, monkey
 
 def test_labels_before_and_after_cleaning_are_said_to_be_different_judges(told, tmp_path):
     held_out = {"accuracy": {"validation": {"final": 0.625}}}
-    before = write_run(tmp_path / "a", result=held_out)
-    after = write_run(tmp_path / "b", result=held_out, settings={"relabeled": "a/cleaned.npz"})
+    before = write_run(tmp_path / "a", result=held_out, num_trained=20)
+    after = write_run(tmp_path / "b", result=held_out, num_trained=20, settings={"relabeled": "a/cleaned.npz"})
     words = told(before, after).words()
     assert "On the held-out validation set (its labels as each run has them)" in words
     assert "The runs were judged by different labels, which makes cleaned ones look better" in words
     for alike in ((before,), (after,), (before, write_run(tmp_path / "c", method="standard", result=held_out))):
         assert "different labels" not in told(*alike).words()
+    own = write_run(tmp_path / "g", result=held_out, settings={"relabeled": "a/cleaned.npz"})
+    assert "different labels" not in told(before, own).words()  # the data has a validation set of its own
     known = {"validation_labels": "clean"}
-    before = write_run(tmp_path / "d", result=held_out, settings=known)
-    after = write_run(tmp_path / "e", result=held_out, settings=known | {"relabeled": "a/cleaned.npz"})
+    before = write_run(tmp_path / "d", result=held_out, num_trained=20, settings=known)
+    after = write_run(tmp_path / "e", result=held_out, num_trained=20, settings=known | {"relabeled": "a/cleaned.npz"})
     words = told(before, after).words()
     assert "On the held-out validation set with clean labels" in words
     assert "different labels" not in words
-    before, after = (write_run(tmp_path / f"f{file}", settings={"relabeled": file}) for file in (None, "cleaned.npz"))
+    before, after = (
+        write_run(tmp_path / f"f{file}", num_trained=20, settings={"relabeled": file}) for file in (None, "cleaned.npz")
+    )
     assert "different labels" not in told(before, after).words()  # judged on the test set
 
 

@@ -61,9 +61,9 @@ def _knows_validation(run: FinishedRun) -> bool:
 
 
 def _made_anew(run: FinishedRun) -> str | None:
-    """The file of the labels that a run learned in place of those of its data, also of those that are held out."""
+    """The file of labels in place of those of the data, if examples that were held out have theirs from it too."""
     file = run.settings.get("relabeled")
-    return file if isinstance(file, str) else None
+    return file if isinstance(file, str) and run.num_held_out else None
 
 
 def source(groups: Sequence[Group]) -> str:

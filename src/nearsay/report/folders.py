@@ -36,6 +36,7 @@ class FinishedRun:
     labels: Labels  # of the n examples that were trained on
     trust: Tensor  # (n,) confidence in the given label, NaN where there is none
     noise: Realized
+    num_held_out: int = 0  # training examples kept for validation; 0 if the data brings its own, or none
 
     def number(self, *names: str) -> float | None:
         """A finite number of the result by its path of names, None where there is none."""
@@ -67,7 +68,7 @@ def read_run(path: Path) -> FinishedRun:
     arguments, overrides, settings = (origin.get(name) for name in ("arguments", "overrides", "experiment"))
     if not isinstance(arguments, dict) or not isinstance(overrides, list) or not isinstance(settings, dict):
         raise ValueError(f"{path / 'experiment.json'} does not hold arguments, overrides and experiment; {CURE}")
-    labels, trust = _read_trust(path)
+    labels, trust, num_held_out = _read_trust(path)
     return FinishedRun(
         path=path,
         recipe=str(origin.get("recipe", "unknown recipe")),
@@ -80,6 +81,7 @@ def read_run(path: Path) -> FinishedRun:
         labels=labels,
         trust=trust,
         noise=describe(labels),
+        num_held_out=num_held_out,
     )
 
 
@@ -147,9 +149,9 @@ def _finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _read_trust(path: Path) -> tuple[Labels, Tensor]:
-    """Labels of the examples trained on, and how likely the network finds each, in the order of the data set."""
-    labels, train = _read_labels(path / "labels.npz")
+def _read_trust(path: Path) -> tuple[Labels, Tensor, int]:
+    """Labels of the examples trained on, how likely the network finds each, and how many others were held out."""
+    labels, train, num_held_out = _read_labels(path / "labels.npz")
     file = path / "predictions" / "train.safetensors"
     try:
         with safe_open(file, framework="pt") as tensors:  # features may be large and are not needed
@@ -160,24 +162,25 @@ def _read_trust(path: Path) -> tuple[Labels, Tensor]:
         seen = aligned(labels, Predictions(logits, logits, indices))
         if len(labels.classes) != logits.shape[1]:
             raise ValueError(f"{logits.shape[1]} columns of logits for {len(labels.classes)} classes")
-        return seen, confidence(logits, seen.given)
+        return seen, confidence(logits, seen.given), num_held_out
     except FileNotFoundError:
         raise ValueError(f"{file} is missing; train the run to its end, or leave it out") from None
     except (OSError, SafetensorError, ValueError, RuntimeError, IndexError) as error:
         raise ValueError(f"{file} cannot be used ({error}); {CURE}") from error
 
 
-def _read_labels(path: Path) -> tuple[Labels, Tensor]:
-    """All labels, and the numbers of the examples that were trained on."""
+def _read_labels(path: Path) -> tuple[Labels, Tensor, int]:
+    """All labels, the numbers of the examples that were trained on, and how many were held out."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             given, clean = (torch.from_numpy(arrays[name]) if name in arrays else None for name in ("given", "clean"))
             classes = tuple(plain(str(name)) for name in arrays["classes"].reshape(-1))
             train = torch.from_numpy(arrays["train"]) if "train" in arrays else None
+            num_held_out = arrays["validation"].size if "validation" in arrays else 0
         if given is None:
             raise ValueError("it holds no given labels")
         labels = Labels(given.long(), None if clean is None else clean.long(), classes)
-        return labels, torch.arange(len(given)) if train is None else train.long()
+        return labels, torch.arange(len(given)) if train is None else train.long(), num_held_out
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; train the run to its end, or leave it out") from None
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
