@@ -227,6 +227,21 @@ def test_the_card_tells_data_method_noise_accuracy_and_limits(features_run, tmp_
     assert "not outvoted but learned" in card
 
 
+@pytest.mark.parametrize(
+    ("split", "judges", "told"),
+    [("validation", "given", True), ("validation", "clean", False), ("test", "given", False)],
+)
+def test_the_card_says_where_accuracy_is_by_labels_in_doubt(tmp_path, split, judges, told):
+    run = tmp_path / "run"
+    trained(run, "toy", [*FEATURES, "held_out=0.2", f"validation_labels={judges}"])
+    result = json.loads((run / "result.json").read_text())
+    result["accuracy"] = {split: result["accuracy"][split]}
+    (run / "result.json").write_text(json.dumps(result))
+    export_run(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("judged by labels that may be as wrong as those that were learned" in card) == told
+
+
 def test_hostile_names_stay_inside_json(features_run, tmp_path, monkeypatch):
     hostile = [
         "```",

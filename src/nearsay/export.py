@@ -292,7 +292,7 @@ def _card(trained: Trained, origin: Mapping[str, Any], result: Mapping[str, Any]
             "",
             "## Accuracy",
             "",
-            *_accuracy_lines(result),
+            *_accuracy_lines(trained, result),
             "",
             "## Method",
             "",
@@ -323,12 +323,18 @@ def _data_sentence(trained: Trained, result: Mapping[str, Any] | None) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _accuracy_lines(result: Mapping[str, Any] | None) -> list[str]:
+def _accuracy_lines(trained: Trained, result: Mapping[str, Any] | None) -> list[str]:
     accuracy = (result or {}).get("accuracy") or {}
     if not accuracy:
         return ["No accuracy was recorded."]
     rows = [f"| {name} | {each['final']:.4f} | {each['last_10']:.4f} |" for name, each in accuracy.items()]
-    return ["| split | final epoch | mean of the last ten |", "|---|---|---|", *rows]
+    is_known = trained.experiment.validation_labels == "clean" and trained.labels.clean is not None
+    doubt = (
+        "Validation is judged by labels that may be as wrong as those that were learned, or cleaned as they were: "
+        "judge the model by labels that you trust."
+    )
+    told = ["", doubt] if "validation" in accuracy and not is_known else []
+    return ["| split | final epoch | mean of the last ten |", "|---|---|---|", *rows, *told]
 
 
 def _without_folders(tree: Any) -> Any:  # Any: what JSON can hold
