@@ -402,6 +402,38 @@ def test_a_class_that_is_learned_later_is_not_taken_for_wrong_labels():
     assert found.noise_rate.estimate == 0
 
 
+def test_heaps_that_are_half_classes_and_that_no_view_rejects_are_no_wrong_labels():
+    drawn = generator()
+    labels = torch.arange(600) % 3
+    is_late = (labels > 0) & (torch.rand(600, generator=drawn) < 0.9)  # of two classes most are learned later
+    margins = torch.where(is_late, 0.4, 2.0) + 0.1 * torch.randn(600, generator=drawn)
+    explained = estimating._explained_by(margins, labels) / estimating.cut(margins).explained
+    assert 0.5 < explained < 0.9
+    nobody = torch.zeros(600, dtype=torch.bool)
+    some = is_late & (torch.arange(600) % 4 == 0)  # of the lower heap
+    assert estimating.split(margins, labels) is not None  # nothing else is known
+    assert estimating.split(margins, labels, nobody) is None
+    assert estimating.split(margins, labels, some) is not None
+    dynamics = {"confidence": margins.sigmoid(), "margin": margins}
+    found = audit(labels, dynamics=dynamics, probabilities=(6 * torch.eye(3)[labels]).softmax(dim=1))
+    assert found.noise_rate.estimate == 0
+    assert found.noise_rate.high < 0.01
+    assert not found.is_issue.any()
+
+
+def test_labels_that_training_did_not_see_are_no_heap_of_their_own():
+    labels = torch.arange(600) % 3
+    features = torch.eye(3)[labels] + 0.02 * torch.randn(600, 3, generator=generator())
+    is_held_out = torch.rand(600, generator=generator(1)) < 0.1
+    margins = 1 + 0.1 * torch.randn(600, generator=generator(2))
+    dynamics = {"confidence": torch.full((600,), 0.5), "margin": margins, "count": (~is_held_out).float()}
+    probabilities = (6 * torch.eye(3)[labels]).softmax(dim=1)
+    found = audit(labels, dynamics=dynamics, probabilities=probabilities, features=features)
+    assert found.scores[is_held_out].min() > found.scores[~is_held_out].max() + 0.1  # the views alone are surer
+    assert found.noise_rate.estimate == 0
+    assert found.noise_rate.high < 0.01
+
+
 def test_wrong_labels_of_one_class_alone_are_still_two_heaps():
     labels = torch.arange(1000) % 10
     is_wrong = (labels == 3) & (torch.arange(1000) % 20 < 10)

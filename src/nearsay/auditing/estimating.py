@@ -9,6 +9,8 @@ from torch import Tensor
 
 IS_SPLIT = 0.7  # share of the variance between two halves; 0.64 for one bell, 0.75 for a flat line
 _BY_CLASS = 0.9  # of what two heaps explain: if the classes explain as much, the heaps are classes
+_BY_CLASS_ACCEPTED = 0.5  # the same where hardly any label of the lower heap is rejected by what else is known
+_HARDLY_ANY = 0.2  # of the lower heap
 _NORMAL = 1.959964  # 95 % of a bell curve lie within as many deviations
 _SHARED = 0.1  # deviations by which all ways to estimate a share may err together
 _MOST_FITTED = 20_000  # values that a mixture is fitted to
@@ -46,14 +48,19 @@ def cut(values: Tensor) -> Halves:
     return Halves(ordered[place].item(), (between[place] / total).item())
 
 
-def split(values: Tensor, labels: Tensor) -> float | None:
+def split(values: Tensor, labels: Tensor, is_rejected: Tensor | None = None) -> float | None:
     """Where the lower of two heaps ends, NaN left out; None where there is one heap, or where the heaps are classes.
 
-    A class may be learned later than others, which does not make its labels wrong.
+    A class may be learned later than others, which does not make its labels wrong; the less so where the views reject
+    hardly any of the lower heap, as (N,) `is_rejected` tells.
     """
     halves = cut(values)
-    is_split = halves.explained >= IS_SPLIT and _explained_by(values, labels) < _BY_CLASS * halves.explained
-    return halves.threshold if is_split else None
+    if halves.explained < IS_SPLIT:
+        return None
+    is_low = values <= halves.threshold
+    is_accepted = is_rejected is not None and is_rejected[is_low].double().mean() < _HARDLY_ANY
+    most = _BY_CLASS_ACCEPTED if is_accepted else _BY_CLASS
+    return halves.threshold if _explained_by(values, labels) < most * halves.explained else None
 
 
 def mixture_share(values: Tensor) -> float:

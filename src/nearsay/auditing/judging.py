@@ -165,9 +165,18 @@ def _is_trusted(scores: Tensor, labels: Tensor, beliefs: _Beliefs, in_training: 
     return scores > (0.5 if threshold is None else threshold)
 
 
-def _training_cut(dynamics: Dynamics, labels: Tensor) -> float | None:
+def _is_rejected(beliefs: _Beliefs, labels: Tensor) -> Tensor | None:
+    """(N,) bool: the views together believe in another class more; None without views."""
+    if not beliefs.views:
+        return None
+    own, other = estimating.own_and_other(sum(beliefs.views.values(), start=torch.zeros(())), labels)
+    return other > own
+
+
+def _training_cut(dynamics: Dynamics, labels: Tensor, beliefs: _Beliefs) -> float | None:
     """Where the margins over training of wrong labels end, None unless they fall into two heaps."""
-    return estimating.split(dynamics.margin.where(labels >= 0, torch.nan), labels)
+    margins = dynamics.margin.where(labels >= 0, torch.nan)
+    return estimating.split(margins, labels, _is_rejected(beliefs, labels))
 
 
 def _noise_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
@@ -193,14 +202,18 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
             rejected = (other > own)[is_seen].double().mean().item()
             if inputs.dynamics is None:
                 confident.append(estimating.confident_share(total[is_seen], inputs.labels[is_seen]))
-    threshold = None if inputs.dynamics is None else _training_cut(inputs.dynamics, inputs.labels)
-    if inputs.dynamics is None or threshold is None:
-        end = estimating.split(scores, inputs.labels)
+    if inputs.dynamics is None:
         others = [low, *confident]
-        if inputs.dynamics is not None and end is not None:  # wrong labels may have been learned in training
-            others.append((scores <= end).sum().item() / num)
-        if inputs.dynamics is not None or inputs.features is None or end is None:
+        if inputs.features is None or estimating.split(scores, inputs.labels) is None:
             others.append(0.0)  # nothing tells wrong labels from hard examples labeled right
+        return estimating.pooled(rejected, others, num)
+    threshold = _training_cut(inputs.dynamics, inputs.labels, beliefs)
+    if threshold is None:
+        trained = scores.where(~inputs.dynamics.margin.isnan(), torch.nan)  # of others the views alone make the score
+        end = estimating.split(trained, inputs.labels, _is_rejected(beliefs, inputs.labels))
+        others = [low, 0.0]  # as above
+        if end is not None:  # wrong labels may have been learned in training
+            others.append((trained <= end).sum().item() / int((~trained.isnan()).sum()))
         return estimating.pooled(rejected, others, num)
     seen = inputs.dynamics.margin.where(is_judged, torch.nan)
     below = (seen <= threshold).sum().item() / max(1, int((~seen.isnan()).sum()))
@@ -215,7 +228,7 @@ def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, rate: float) -> T
         own, other = estimating.own_and_other(view, inputs.labels)
         opinions.append((other > own).float().where(view.sum(dim=1) > 0, torch.nan))
     if inputs.dynamics is not None:
-        threshold = _training_cut(inputs.dynamics, inputs.labels)
+        threshold = _training_cut(inputs.dynamics, inputs.labels, beliefs)
         seen = inputs.dynamics.margin
         is_against = (seen <= (threshold if threshold is not None else 0.0)).float()
         opinions.append(is_against.where(~seen.isnan(), torch.nan))
