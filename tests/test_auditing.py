@@ -252,6 +252,28 @@ def test_a_label_is_rejected_with_confidence_by_what_is_as_sure_as_usual():
     assert estimating.confident_share(beliefs, torch.tensor([0, 0, 0, 1, 1, 0])) == 0
 
 
+def test_the_surest_tenth_is_counted_with_all_that_are_as_sure():
+    labels = torch.tensor([0, 1, 0] + [0] * 17)
+    beliefs = torch.tensor([[0.9, 0.1], [1.8, 0.2], [0.2, 1.8]] + [[0.4, 0.6]] * 17)
+    assert estimating.surest_share(beliefs, labels) == pytest.approx(2 / 3)  # two of twenty, and one as sure as they
+    assert estimating.surest_share(beliefs.flip(0), labels.flip(0)) == pytest.approx(2 / 3)
+    assert estimating.surest_share(beliefs[:1], labels[:1]) == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_the_interval_allows_for_classes_that_overlap(rate):
+    drawn = generator()
+    clean = torch.randint(0, 2, (1500,), generator=drawn)
+    place = 2.0 * clean + torch.randn(1500, generator=drawn)  # a sixth of them lie on the other side
+    wrong = torch.rand(1500, generator=drawn) < rate
+    labels = clean.where(~wrong, 1 - clean)
+    features = torch.stack([torch.cos(place / 2), torch.sin(place / 2)], dim=1)
+    probabilities = torch.stack([2 - 2 * place, 2 * place - 2], dim=1).softmax(dim=1)
+    found = audit(labels, probabilities=probabilities, features=features)
+    assert estimating.split(found.scores, labels) is not None  # though right labels are in either heap
+    assert found.noise_rate.low <= wrong.double().mean() <= found.noise_rate.high
+
+
 def test_what_is_exactly_as_sure_as_usual_is_told_from_what_is_equally_sure():
     beliefs = torch.tensor([[0.8, 0.2]]).repeat(8, 1)  # seven times .8 in float32 has a mean above .8
     assert estimating.confident_share(beliefs, torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])) == 1 / 8

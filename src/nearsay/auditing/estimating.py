@@ -11,6 +11,7 @@ IS_SPLIT = 0.7  # share of the variance between two halves; 0.64 for one bell, 0
 _BY_CLASS = 0.9  # of what two heaps explain: if the classes explain as much, the heaps are classes
 _BY_CLASS_ACCEPTED = 0.5  # the same where hardly any label of the lower heap is rejected by what else is known
 _HARDLY_ANY = 0.2  # of the lower heap
+_SUREST = 0.1  # of the examples
 _NORMAL = 1.959964  # 95 % of a bell curve lie within as many deviations
 _SHARED = 0.1  # deviations by which all ways to estimate a share may err together
 _MOST_FITTED = 20_000  # values that a mixture is fitted to
@@ -103,6 +104,18 @@ def confident_share(beliefs: Tensor, labels: Tensor) -> float:
     usual = (sums / torch.bincount(labels, minlength=len(sums))).to(shares.dtype)  # (C,) NaN for a class of nobody
     trusted, other = own_and_other(shares.where(shares >= usual, -1.0), labels)
     return (other > trusted).double().mean().item()
+
+
+def surest_share(beliefs: Tensor, labels: Tensor) -> float:
+    """The share of (N,) labels that are rejected among the tenth of the rows of `beliefs` (N, C) that are surest.
+
+    Where classes overlap right labels are rejected too, but hardly where one is sure: if labels turn wrong everywhere
+    alike, this is the share of the wrong ones (anchor points, Liu and Tao 2016). Rows need not sum to 1.
+    """
+    sureness = (beliefs / beliefs.sum(dim=1, keepdim=True)).amax(dim=1)
+    least = sureness.topk(math.ceil(_SUREST * len(labels))).values[-1]
+    own, other = own_and_other(beliefs, labels)
+    return (other > own)[sureness >= least].double().mean().item()  # equals count, whatever their order
 
 
 def _explained_by(values: Tensor, labels: Tensor) -> float:

@@ -15,8 +15,9 @@ ones, but at least the former. Otherwise it is the share that the views together
 learned from the labels. These may as well be hard examples that are labeled right, so that the interval then begins at
 none; without dynamics it does so where the scores do not fall into two heaps, or where there are probabilities alone,
 as nothing then tells a wrong label from an error of the classifier, and it holds the share that confident learning
-finds as well. Labels of which nothing is known are left out of the estimate, and the interval allows all or none of
-them to be wrong.
+finds as well, and the share rejected among the tenth that the views are surest of, as overlapping classes make them
+reject right labels elsewhere. Labels of which nothing is known are left out of the estimate, and the interval allows
+all or none of them to be wrong.
 """
 
 import math
@@ -193,7 +194,7 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
     is_judged = ~scores.isnan()
     num = int(is_judged.sum())
     rejected = low = (scores < 0.5)[is_judged].double().mean().item()
-    confident = []
+    confident, surest = [], []
     if beliefs.views:
         total = sum(beliefs.views.values(), start=torch.zeros(()))  # (N, C)
         is_seen = is_judged & (total.sum(dim=1) > 0)
@@ -202,10 +203,13 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
             rejected = (other > own)[is_seen].double().mean().item()
             if inputs.dynamics is None:
                 confident.append(estimating.confident_share(total[is_seen], inputs.labels[is_seen]))
+                surest.append(estimating.surest_share(total[is_seen], inputs.labels[is_seen]))
     if inputs.dynamics is None:
         others = [low, *confident]
         if inputs.features is None or estimating.split(scores, inputs.labels) is None:
             others.append(0.0)  # nothing tells wrong labels from hard examples labeled right
+        else:
+            others += surest
         return estimating.pooled(rejected, others, num)
     threshold = _training_cut(inputs.dynamics, inputs.labels, beliefs)
     if threshold is None:
