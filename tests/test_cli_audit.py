@@ -105,7 +105,7 @@ def test_after_an_audit_that_finds_nothing_there_is_nothing_to_do(tmp_path, caps
         assert cli.main([*words, "epochs=10", "--out", run, "--quiet"]) == 0
         assert cli.main(["audit", run, "--no-report"]) == 0
         said = capsys.readouterr().out
-        assert f"{is_wrong} of 60 labels seem wrong" in said
+        assert f"{is_wrong} of 60 labels {'seems' if is_wrong else 'seem'} wrong" in said
         assert ("Next: nearsay review" in said) == bool(is_wrong)
         assert cli.main(["clean", run]) == 0
         assert capsys.readouterr().out.startswith(("0 labels relabeled", "1 label relabeled")[is_wrong])
