@@ -813,6 +813,8 @@ class Table:
         ([0, 1, 2], ["c", "a", "b"], ["b", "a", "c"], [2, 1, 0]),
         (["a", "b", "c"], ["column_2", "column_0", "column_1"], None, [0, 1, 2]),  # names that say nothing of classes
         ([0, 1, 2], ["c", "a", "b"], None, [0, 1, 2]),
+        (["0", "1", "2"], [0, 1, 2], ["2", "0", "1"], [0, 1, 2]),  # the numbers of columns without a name
+        (["0", "1", "2"], ["0", "1", "2"], ["2", "0", "1"], [2, 0, 1]),
     ],
 )
 def test_columns_that_are_named_as_classes_stand_in_any_order(labels, columns, classes, wanted):

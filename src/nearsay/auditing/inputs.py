@@ -43,8 +43,10 @@ def read_inputs(
             f"probabilities have {width} columns but there are {len(names)} classes ({_few(names)}); name the class of "
             "each column with classes="
         )
-    columns = [str(name) for name in getattr(probabilities, "columns", ())]
-    if beliefs is not None and sorted(columns) == sorted(names):  # a table that names its classes, in whatever order
+    columns = list(getattr(probabilities, "columns", ()))
+    if columns != list(range(len(columns))):  # as pandas numbers those without a name, which stand as in an array
+        columns = list(map(str, columns))
+    if beliefs is not None and set(columns) == set(names):  # a table that names its classes, in whatever order
         beliefs = beliefs[:, [columns.index(name) for name in names]]
     points = None if features is None else _features(features)
     seen = None if dynamics is None else _dynamics(dynamics)
