@@ -109,6 +109,9 @@ def test_after_an_audit_that_finds_nothing_there_is_nothing_to_do(tmp_path, caps
         assert ("Next: nearsay review" in said) == bool(is_wrong)
         assert cli.main(["clean", run]) == 0
         assert capsys.readouterr().out.startswith(("0 labels relabeled", "1 label relabeled")[is_wrong])
+    (tmp_path / "none" / "corrections.csv").write_text("index,label\n7,2\n")  # decided after an earlier audit
+    assert cli.main(["audit", str(tmp_path / "none"), "--no-report"]) == 0
+    assert "Next: nearsay review" in capsys.readouterr().out
 
 
 def test_an_audit_by_a_network_that_has_learned_nothing_doubts_itself_and_so_does_cleaning(photographs, capsys):

@@ -79,7 +79,7 @@ def audit(
     others = [path for path in found.files if path.name in ("audit.parquet", "audit-spreadsheet.csv")]
     for line in [*(f"Wrote {path}" for path in others), *handed]:
         print(line)
-    if not summary["num_issues"]:
+    if not summary["num_issues"] and not (run / "corrections.csv").exists():
         return  # nothing to look at, and nothing that clean would change
     name = shlex.quote(str(run))
     print(f"Next: nearsay review {name} to decide by hand, nearsay clean {name} for labels to train on.")
