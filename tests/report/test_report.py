@@ -330,6 +330,10 @@ def test_runs_without_a_test_set_are_compared_on_held_out_examples(told, tmp_pat
     text = "On the held-out validation set (its labels as they were given), ncr ends at 62.5 % accuracy"
     assert text in told(as_given).words()
     assert "On the held-out validation set with clean labels, ncr ends at 62.5 %" in told(clean).words()
+    unknown = write_run(
+        tmp_path / "d", result=held_out, knows_truth=False, settings={"validation_labels": "clean"}
+    )  # what is not known cannot be asked for
+    assert text in told(unknown).words()
     words = told(neither).words()
     assert "None of these runs was judged on a test or validation set." in words
     assert "Accuracy during training" not in words

@@ -57,7 +57,7 @@ def judges_differ(runs: Iterable[FinishedRun], split: str | None) -> bool:
 
 
 def _knows_validation(run: FinishedRun) -> bool:
-    return run.settings.get("validation_labels") == "clean"
+    return run.settings.get("validation_labels") == "clean" and run.labels.clean is not None
 
 
 def _made_anew(run: FinishedRun) -> str | None:
