@@ -539,11 +539,22 @@ def test_the_order_of_the_classes_does_not_matter_even_where_they_are_equally_li
 
 def test_of_equally_likely_classes_the_label_stays():
     for label in (0, 1):
-        found = audit([label] * 4, probabilities=[[0.5, 0.5]] * 4, classes=["a", "b"])
+        found = audit([label] * 4, probabilities=[[0.5, 0.5, 0.0]] * 4, classes=["a", "b", "c"])
         assert found.noise_rate.estimate == 0
         assert not found.is_issue.any()
     view, halves = torch.tensor([[0.7, 0.3], [0.3, 0.7]]), torch.full((2,), 0.5, dtype=torch.float64)
     assert judging._likeliest([view], torch.tensor([1, 0]), halves).labels.tolist() == [1, 0]
+
+
+def test_probabilities_that_find_all_classes_equally_likely_say_nothing():
+    found = audit([0, 1] * 20, probabilities=torch.full((40, 2), 0.5))
+    assert math.isnan(found.noise_rate.estimate)
+    assert found.noise_rate[1:] == (0, 1)  # not up to 9 %, as if 40 labels had been found right
+    assert not found.is_issue.any()
+    one = audit([0, 1, 0, 1, 0], probabilities=[[0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
+    assert one.noise_rate.estimate == 0
+    assert one.noise_rate.high > audit([0, 1, 0, 1], probabilities=[[0.9, 0.1], [0.1, 0.9]] * 2).noise_rate.high
+    assert audit([0] * 40, probabilities=torch.ones(40, 1)).noise_rate.estimate == 0  # there is no other class
 
 
 def test_the_kind_of_array_does_not_matter():

@@ -131,7 +131,7 @@ def _in_training(inputs: Inputs) -> Tensor:
 
 
 def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, k: int, *, first: bool) -> _Beliefs:
-    views = {} if inputs.probabilities is None else {"probabilities": inputs.probabilities}
+    views = {} if inputs.probabilities is None else {"probabilities": _telling(inputs.probabilities)}
     if evidence is not None:
         num_classes = len(inputs.classes)
         views["neighbors"] = votes(evidence, inputs.labels, is_voter, num_classes)
@@ -143,6 +143,13 @@ def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, k: int
             scores = propagate_labels(points, trusted.to(points.device), num_classes, k=k).cpu()
             views["propagation"] = (scores / scores.sum(dim=1, keepdim=True).clamp(min=1e-30)).float()
     return _Beliefs(views, {name: margin(view, inputs.labels) for name, view in views.items()})
+
+
+def _telling(probabilities: Tensor) -> Tensor:
+    """(N, C) the probabilities, and zeros where all classes are equally likely, which says nothing."""
+    is_flat = probabilities.amax(dim=1) == probabilities.amin(dim=1)
+    is_telling = probabilities.shape[1] == 1 or not is_flat.any()
+    return probabilities if is_telling else probabilities.masked_fill(is_flat[:, None], 0.0)
 
 
 def _combined(in_training: Tensor | None, beliefs: _Beliefs, labels: Tensor) -> Tensor:
