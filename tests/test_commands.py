@@ -24,6 +24,7 @@ from nearsay.core import Labels, NoSplit, Predictions
 from nearsay.datasets import Cifar10, Cifar100, Embeddings, Folder, Manifest
 from nearsay.experiment import Experiment
 from nearsay.run import RunError
+from nearsay.splits import are_in_doubt
 from nearsay.train import train
 
 SMALL = ["epochs=2"]
@@ -357,8 +358,7 @@ def test_labels_that_may_be_as_wrong_as_those_learned_are_in_doubt(split, valida
     truth = None if clean is None else torch.tensor(clean)
     given = [0, 1, -1] if clean == [0, 1, 1] else [0, 1, 1]
     recorded = Labels(given=torch.tensor(given), clean=truth, classes=("a", "b"))
-    experiment = replace(made().experiment, validation_labels=validation_labels)
-    assert evaluate._are_in_doubt(split, experiment, recorded) is expected
+    assert are_in_doubt(split, validation_labels, recorded) is expected
 
 
 def test_two_files_of_features_follow_each_other(run, tmp_path):

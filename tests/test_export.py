@@ -228,12 +228,17 @@ def test_the_card_tells_data_method_noise_accuracy_and_limits(features_run, tmp_
 
 
 @pytest.mark.parametrize(
-    ("split", "judges", "told"),
-    [("validation", "given", True), ("validation", "clean", False), ("test", "given", False)],
+    ("split", "judges", "noise", "told"),
+    [
+        ("validation", "given", 0.4, True),
+        ("validation", "given", 0.0, False),
+        ("validation", "clean", 0.4, False),
+        ("test", "given", 0.4, False),
+    ],
 )
-def test_the_card_says_where_accuracy_is_by_labels_in_doubt(tmp_path, split, judges, told):
+def test_the_card_says_where_accuracy_is_by_labels_in_doubt(tmp_path, split, judges, noise, told):
     run = tmp_path / "run"
-    trained(run, "toy", [*FEATURES, "held_out=0.2", f"validation_labels={judges}"])
+    trained(run, "toy", [*FEATURES, "held_out=0.2", f"validation_labels={judges}", f"noise.rate={noise}"])
     result = json.loads((run / "result.json").read_text())
     result["accuracy"] = {split: result["accuracy"][split]}
     (run / "result.json").write_text(json.dumps(result))

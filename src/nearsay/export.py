@@ -31,6 +31,7 @@ from nearsay.outcome import pack_networks
 from nearsay.predict import Predicted
 from nearsay.reasons import one_line
 from nearsay.run import write_whole
+from nearsay.splits import are_in_doubt
 from nearsay.trained import Trained, View, find_view, open_trained, read_origin, read_result
 
 Format = Literal["safetensors", "onnx", "torch-export"]
@@ -328,12 +329,12 @@ def _accuracy_lines(trained: Trained, result: Mapping[str, Any] | None) -> list[
     if not accuracy:
         return ["No accuracy was recorded."]
     rows = [f"| {name} | {each['final']:.4f} | {each['last_10']:.4f} |" for name, each in accuracy.items()]
-    is_known = trained.experiment.validation_labels == "clean" and trained.labels.clean is not None
+    in_doubt = are_in_doubt("validation", trained.experiment.validation_labels, trained.labels)
     doubt = (
         "Validation is judged by labels that may be as wrong as those that were learned, or cleaned as they were: "
         "judge the model by labels that you trust."
     )
-    told = ["", doubt] if "validation" in accuracy and not is_known else []
+    told = ["", doubt] if "validation" in accuracy and in_doubt else []
     return ["| split | final epoch | mean of the last ten |", "|---|---|---|", *rows, *told]
 
 

@@ -327,6 +327,14 @@ def truth(labels: Labels, wish: str) -> Tensor:
     return labels.clean if wish == "clean" and labels.clean is not None else labels.given
 
 
+def are_in_doubt(split: str, wish: str, learned: Labels) -> bool:
+    """Whether the labels that count on a split of a run come from where wrong ones among those learned come from."""
+    if split not in ("train", "validation") or learned.clean is None:
+        return split in ("train", "validation")
+    is_wrong = (learned.given != learned.clean) & (learned.given >= 0)
+    return split == "validation" and wish == "given" and bool(is_wrong.any())
+
+
 def _replaced(experiment: Experiment, noise: OpenSet, inputs: Inputs, labels: Labels) -> Tensor:
     """The inputs with those of open-set noise put in."""
     if experiment.outside is None:

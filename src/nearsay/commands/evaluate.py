@@ -19,7 +19,7 @@ from nearsay.experiment import Experiment
 from nearsay.outcome import wrong_labels
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, RunError
-from nearsay.splits import open_splits, truth
+from nearsay.splits import are_in_doubt, open_splits, truth
 from nearsay.trained import predict_run, read_experiment, read_labels
 
 
@@ -56,7 +56,7 @@ def evaluate(
         "num_examples": int((counting >= 0).sum()),
         "num_unreadable": None if data is None else len(unreadable),
         "unreadable": unreadable,
-        "labels_in_doubt": data is None and _are_in_doubt(split, experiment, recorded),
+        "labels_in_doubt": data is None and are_in_doubt(split, experiment.validation_labels, recorded),
         "accuracy": metrics.accuracy(logits, counting),
         "balanced_accuracy": metrics.class_accuracy(logits, counting).mean,
         "top_5_accuracy": metrics.top_k_accuracy(logits, counting, k=5) if logits.shape[1] > 5 else None,
@@ -78,14 +78,6 @@ def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[st
         rows.append(["the same, average precision", percent(report["detection"]["average_precision"])])
     where = report["split"] if report["data"] is None else report["data"]
     return ["", f"{where} ({counted(report['num_examples'], 'example')})"], rows
-
-
-def _are_in_doubt(split: str, experiment: Experiment, recorded: Labels) -> bool:
-    """Whether the labels that count on a split of a run come from where the wrong ones come from."""
-    if split not in ("train", "validation") or recorded.clean is None:
-        return split in ("train", "validation")
-    is_wrong = (recorded.given != recorded.clean) & (recorded.given >= 0)
-    return split == "validation" and experiment.validation_labels == "given" and bool(is_wrong.any())
 
 
 def _default_split(folder: Path) -> str:
