@@ -198,8 +198,9 @@ def test_a_missing_split_is_named(folder):
 
 @pytest.mark.parametrize("column", ["clean", "clean_label"])
 def test_clean_labels_outside_the_vocabulary_are_minus_one(folder, column):
-    content = f"path,label,{column},split\na.jpg,cat,dog,\nb.jpg,dog,dog,\nc.jpg,,cow,\nd.jpg,dog,,test\n"
-    data = manifest(folder, content)
+    other = {"clean": "Clean_label", "clean_label": "Clean"}[column]  # a column of the user's, as one is found
+    header = f"path,label,{column},split,{other}"
+    data = manifest(folder, f"{header}\na.jpg,cat,dog,,\nb.jpg,dog,dog,,\nc.jpg,,cow,,yes\nd.jpg,dog,,test,\n")
     labels = data.open("train").labels
     assert labels.classes == ("cat", "dog")
     assert labels.given.tolist() == [0, 1, -1]

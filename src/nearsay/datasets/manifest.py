@@ -82,8 +82,9 @@ class Manifest:
         problems = Problems(table.path)
         found = ", ".join(map(repr, table.header))[:200]
         spelled = {name.strip().lower(): name for name in table.header}
+        has_clean = any(name in table.header for name in _CLEAN)
         for name in _KNOWN:  # a split that is passed over would be learned
-            if name not in table.header and name in spelled:
+            if name not in table.header and name in spelled and not (has_clean and name in _CLEAN):
                 problems.add(1, f"column {spelled[name]!r} must be written {name!r} to be read; rename it")
             elif name not in table.header and name in ("path", "label"):
                 problems.add(1, f"there is no column {name!r}, only {found}; the first line must be like path,label")
