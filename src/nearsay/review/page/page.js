@@ -172,7 +172,8 @@ function showCounts() {
   find("left").textContent = left.toLocaleString();
   const rate = pace(times);
   find("rate").textContent = rate === null ? "–" : rate.toLocaleString();
-  find("matches").textContent = `${queue.list.length.toLocaleString()} labels match`;
+  const matching = queue.list.length;
+  find("matches").textContent = `${matching.toLocaleString()} ${matching === 1 ? "label matches" : "labels match"}`;
   find("undo").disabled = find("end-undo").disabled = !queue.session.length;
 }
 
