@@ -341,11 +341,28 @@ def test_files_that_are_not_of_an_export_are_not_replaced(name, config, features
 def test_an_export_lies_beside_other_files_and_replaces_an_earlier_one(features_run, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     path = export_run(features_run, tmp_path)
-    (tmp_path / "README.md").write_text("of an older version")
     path.write_bytes(b"older")
     assert export_run(features_run, tmp_path).stat().st_size > 5
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    del config["library"]["card"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "README.md").write_text("of a version that did not say what it wrote")
+    export_run(features_run, tmp_path)
     assert (tmp_path / "README.md").read_text().startswith("---")
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_an_export_replaces_no_model_card_that_somebody_has_changed(features_run, tmp_path):
+    export_run(features_run, tmp_path)
+    with (tmp_path / "README.md").open("a") as card:
+        card.write("My own words.")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    told = f"^{re.escape(str(tmp_path / 'README.md'))} was changed after its export and would be replaced; move it, or"
+    with pytest.raises(ValueError, match=told):
+        export_run(features_run, tmp_path, format="torch-export")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "README.md").rename(tmp_path / "mine.md")
+    assert export_run(features_run, tmp_path).exists()
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])

@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, get_args
@@ -101,14 +102,15 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
         _import("onnxscript")  # before anything is read
     trained, origin = open_trained(folder), read_origin(folder)
     signature = _signature(trained, origin)
-    facts = _facts(trained, signature)
+    facts, card = _facts(trained, signature), _card(trained, origin, read_result(folder), format).encode()
+    facts["library"]["card"] = sha256(card).hexdigest()
     if format == "safetensors":
         content = safetensors.torch.save(_named_weights(trained), metadata={"format": "pt"})
     else:
         content = _program(trained, signature, facts, format)
     target.mkdir(parents=True, exist_ok=True)
     write_whole(target / "config.json", _json(facts).encode() + b"\n")
-    write_whole(target / "README.md", _card(trained, origin, read_result(folder), format).encode())
+    write_whole(target / "README.md", card)
     write_whole(target / FILES[format], content)
     return target / FILES[format]
 
@@ -164,16 +166,20 @@ def _check_target(target: Path, format: Format) -> None:
     if not there.is_dir():
         raise ValueError(f"{target} cannot be a folder, as {there} is a file; choose another folder")
     taken = [name for name in ("config.json", "README.md", FILES[format]) if (target / name).exists()]
-    if taken and not _is_export(target / "config.json"):
+    library, card = _library(target / "config.json"), target / "README.md"
+    if taken and not library:
         raise ValueError(f"{target / taken[0]} is not of nearsay and would be replaced; choose an empty folder")
+    if "card" in library and card.exists() and sha256(card.read_bytes()).hexdigest() != library["card"]:
+        raise ValueError(f"{card} was changed after its export and would be replaced; move it, or choose a new folder")
 
 
-def _is_export(path: Path) -> bool:
-    """Whether this is a config.json that an export has written."""
+def _library(path: Path) -> dict[str, Any]:
+    """What a config.json that an export has written says of itself; nothing if it is none."""
     try:
-        return bool(json.loads(path.read_bytes())["library"]["name"] == "nearsay")
+        found: dict[str, Any] = json.loads(path.read_bytes())["library"]
+        return found if found["name"] == "nearsay" else {}
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return False
+        return {}
 
 
 def _signature(trained: Trained, origin: Mapping[str, Any]) -> _Signature:
@@ -272,43 +278,27 @@ def _card(trained: Trained, origin: Mapping[str, Any], result: Mapping[str, Any]
     }
     recipe = _without_folders(str(origin["recipe"]))  # one of a user's own is a path
     learned = {"recipe": recipe, "epochs": experiment.epochs, "networks": experiment.networks, **choices}
-    return "\n".join(
-        [
-            "---",
-            f"library_name: {'timm' if _timm_classifier(trained) and format == 'safetensors' else 'nearsay'}",
-            f"pipeline_tag: {'image-classification' if trained.wants_images else 'tabular-classification'}",
-            "tags: [noisy-labels, neighbor-consistency]",
-            "---",
-            "# Model card",
-            "",
-            f"A classifier of {len(labels.classes)} classes, trained on noisy labels by nearsay {__version__}.",
-            "",
-            "## Use",
-            "",
-            _USE[format],
-            "",
-            "## Data and noise",
-            "",
-            _data_sentence(trained, result),
-            "",
-            "## Accuracy",
-            "",
-            *_accuracy_lines(trained, result),
-            "",
-            "## Method",
-            "",
-            *_fenced(learned),
-            "",
-            "## Limits",
-            "",
-            _LIMITS,
-            "",
-            "## Classes",
-            "",
-            *_fenced(list(labels.classes)),
-            "",
-        ]
-    )
+    header = [
+        "---",
+        f"library_name: {'timm' if _timm_classifier(trained) and format == 'safetensors' else 'nearsay'}",
+        f"pipeline_tag: {'image-classification' if trained.wants_images else 'tabular-classification'}",
+        "tags: [noisy-labels, neighbor-consistency]",
+        "---",
+        "# Model card",
+        "",
+        f"A classifier of {len(labels.classes)} classes, trained on noisy labels by nearsay {__version__}.",
+        "",
+    ]
+    sections = {
+        "Use": [_USE[format]],
+        "Data and noise": [_data_sentence(trained, result)],
+        "Accuracy": _accuracy_lines(trained, result),
+        "Method": _fenced(learned),
+        "Limits": [_LIMITS],
+        "Classes": _fenced(list(labels.classes)),
+    }
+    body = [line for title, lines in sections.items() for line in (f"## {title}", "", *lines, "")]
+    return "\n".join([*header, *body])
 
 
 def _data_sentence(trained: Trained, result: Mapping[str, Any] | None) -> str:
