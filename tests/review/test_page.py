@@ -222,6 +222,7 @@ def test_filters_choose_by_class_score_and_decision(page, run, visit):
     assert matches(decision="decided") == 2
     at(window, 0)
     assert matches(decision="skipped") == 1
+    assert window.inner_text("#matches") == "1 label matches"
     at(window, 1)
     assert matches(decision="all", which="all") == len(given)
     assert matches(given="3") == given.count(3)

@@ -64,7 +64,7 @@ def common_split(folders: Sequence[Path]) -> str:
 
 def judged_differently(folders: Sequence[Path], split: str) -> bool:
     """Whether accuracies on the split were counted by different labels, as before and after `nearsay clean`."""
-    return judges_differ(map(read_run, dict.fromkeys(folders)), split)
+    return split == "validation" and judges_differ(map(read_run, each_once(folders)), split)
 
 
 def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
