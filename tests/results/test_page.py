@@ -146,6 +146,7 @@ def test_the_better_direction_is_named_by_held_out_examples(tmp_path):
         for point in (*STAGES["alpha"], *RELEASED)
     ]
     assert "`paper` is ahead at 0 of 3 noise rates" in (text := page(tmp_path, *made))
+    assert "points (one seed of each setting)." in text
     assert "on average `released` is, by 2.00 points" in text
 
 
