@@ -79,10 +79,12 @@ def _rules(records: dict[str, Record]) -> list[str]:
         "- All 50 000 images are trained on and none is held out, as the recipe's protocols have it, except where a "
         "setting is chosen; the public ELR code holds out 5 000, and so may the paper.\n"
         "- Symmetric noise redraws that share of the labels over all classes, so that at 40 % about 36 % are wrong; "
-        "asymmetric noise maps 40 % of five classes to similar ones. 10N are the human labels of CIFAR-10N. Noise is "
+        "asymmetric noise maps 40 % of five classes to similar ones, so that 20 % are wrong (18.4 % in the public ELR "
+        "code, which the paper ran and which maps some back). 10N are the human labels of CIFAR-10N. Noise is "
         "drawn once and shared: by both networks of a pair, and by all methods with the same seed.\n"
         "- No method knows the noise rate, and each has one setting for all columns, but for ELR's own β and λ for "
-        "asymmetric noise. `elr+` and `ncr+elr+` are two networks, judged by the mean of both; all others are one.\n"
+        "asymmetric noise. `elr+` and `ncr+elr+` are two PreActResNet-18, judged by the mean of both; all others are "
+        "one ResNet-18.\n"
         f"- Minutes are those of a whole run {where}, with compilation, evaluation after each epoch and predictions; "
         "where several shared a device, each second of it is divided among them, and images/s are marked.",
     ]

@@ -52,8 +52,8 @@ def _leak(numbers: Numbers) -> list[str]:
     return [
         "### What other noise for each network would gain",
         "The public ELR+ draws noise and split anew for each of its two networks, so that each is taught by one that "
-        "has seen right labels of its wrong ones. Here both learn the same labels; `noise_per_network=true` does as "
-        "the public code does, to measure the difference. Symmetric noise, 40 %.",
+        "has seen right labels of its wrong ones. Here both learn the same labels; `noise_per_network=true` draws "
+        "it for each as the public code does (nothing is split off), to measure the difference. Symmetric noise, 40 %.",
         table(("method", "shared noise", "noise per network", "difference", "min per run"), rows),
         f"The command: `{leak(PAIRS[-1]).command()}`, and the same with `method={PAIRS[0]}`.",
     ]
