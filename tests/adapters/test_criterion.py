@@ -328,3 +328,34 @@ def test_a_second_derivative_is_refused_with_what_works():
     loss = NCRCriterion(network[2], OBJECTIVE)(network(inputs), labels)
     with pytest.raises(RuntimeError, match=r'nearsay.ncr\(..., implementation="plain"\) in place of NCR'):
         loss.backward(create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own looking around
+@pytest.mark.parametrize(
+    ("objective", "num_stages"),
+    [
+        (NCR(k=5, start_epoch=3), 2),
+        (NCR(k=5, start_epoch="auto"), 2),
+        (NCR(k=5, base=ELR(ramp=4.0)), 1),
+        (NCR(k=5), 1),
+    ],
+)
+def test_a_compiled_step_is_compiled_once_for_a_stage_and_not_for_an_epoch(objective, num_stages):
+    """Else torch gives up after eight epochs, and the rest of the training is not compiled at all."""
+    network, twin, (inputs, labels) = small_network(), small_network(), rows()
+    criterion, plain = (NCRCriterion(each[2], objective, num_examples=20) for each in (network, twin))
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()  # or the limit on recompilations counts all tests together
+    step = torch.compile(
+        lambda: criterion(network(inputs), labels, torch.arange(20)), backend=count, fullgraph=True, dynamic=False
+    )
+    for epoch in range(10):
+        for each in (criterion, plain):
+            each.set_epoch(epoch)
+        assert_close(step(), plain(twin(inputs), labels, torch.arange(20)))
+    assert len(graphs) == num_stages

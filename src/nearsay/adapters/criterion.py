@@ -36,7 +36,8 @@ class NCRCriterion(nn.Module):
         self._names = {name: name.replace(".", "_") for name in memory}  # torch allows no dots
         for name, tensor in memory.items():
             self.register_buffer(self._names[name], tensor.to(head.weight.device))
-        self._epoch: float | None = None
+        self._stage: str | None = None  # until the epoch is told
+        self._now = torch.zeros((), device=head.weight.device)
         self._features: Tensor | None = None
         self._output: Tensor | None = None
         self._is_second_pass = False  # since the last loss
@@ -63,7 +64,9 @@ class NCRCriterion(nn.Module):
 
     def set_epoch(self, epoch: float) -> None:
         """Say at the start of an epoch which it is, from 0, as samplers are told; `start_epoch` depends on it."""
-        self._epoch = epoch
+        # A number would be a constant of a compiled step, which then is compiled again in every epoch.
+        self._now = torch.full((), float(epoch), device=self._now.device)
+        self._stage = self.objective.stage(epoch, self.memory)
 
     def forward(self, logits: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
         """The loss of (B, C) logits; labels are (B,) class numbers, negative for unlabeled, or (B, C) distributions.
@@ -78,11 +81,11 @@ class NCRCriterion(nn.Module):
         if not is_known and any(not name.startswith("start.") for name in self._names):
             raise ValueError("this objective remembers examples; pass their numbers as indices, from 0")
         outputs = Outputs(self._take(logits), logits)
-        epoch, memory = self._current_epoch(), self.memory
         batch = Batch(inputs=logits, targets=targets, indices=indices)
-        stage = self.objective.stage(epoch, memory)
-        now = torch.full((), epoch, device=logits.device)
-        total, self.terms = self.objective(outputs, batch, now, memory, stage)
+        stage, memory = self._current_stage(), self.memory
+        if self._now.device != logits.device:
+            self._now = self._now.to(logits.device)
+        total, self.terms = self.objective(outputs, batch, self._now, memory, stage)
         return total
 
     def _catch(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
@@ -111,11 +114,12 @@ class NCRCriterion(nn.Module):
             )
         return features
 
-    def _current_epoch(self) -> float:
-        if self._epoch is None:
-            for name, value in _clocks(self.objective):
-                raise ValueError(f"{name}={value!r} needs criterion.set_epoch(epoch) at the start of epochs")
-        return self._epoch or 0.0
+    def _current_stage(self) -> str:
+        if self._stage is not None:
+            return self._stage
+        for name, value in _clocks(self.objective):
+            raise ValueError(f"{name}={value!r} needs criterion.set_epoch(epoch) at the start of epochs")
+        return self.objective.stage(0.0, self.memory)
 
 
 def check_objective(objective: object) -> Objective:
