@@ -100,6 +100,31 @@ def test_the_callback_keeps_the_start_and_logs_the_terms(lightning, for_lightnin
         assert float(logged["validation"]) == pytest.approx(float(cross_entropy(module.network(images), labels)))
 
 
+def test_two_criteria_are_logged_apart(lightning, for_lightning, tmp_path):
+    data = noisy_digits(0)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.networks = nn.ModuleList(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)) for _ in range(2))
+            self.first, self.second = (NCRCriterion(each[1], OBJECTIVE) for each in self.networks)
+
+        def training_step(self, batch, _):
+            images, labels, _ = batch
+            return self.first(self.networks[0](images), labels) + self.second(self.networks[1](images), labels)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    module = Module()
+    trainer = make_trainer(lightning, tmp_path, max_epochs=1, callbacks=[for_lightning.NCRCallback()])
+    trainer.fit(module, loader_of(data, num=100, batch_size=100))
+    for name, criterion in (("first", module.first), ("second", module.second)):
+        for term, value in criterion.terms.items():
+            assert_close(trainer.callback_metrics[f"train/{name}/{term}"], value)
+    assert "train/ncr" not in trainer.callback_metrics
+
+
 @pytest.mark.parametrize("choices", [{"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}])
 def test_accumulation_and_mixed_precision_train(lightning, for_lightning, tmp_path, choices):
     data = noisy_digits(0)

@@ -11,7 +11,10 @@ _lightning = import_library("lightning", "lightning")
 
 
 class NCRCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-defined]  # Lightning may be missing
-    """For every `NCRCriterion` inside the module: `start_epoch` is kept, and the terms of its loss are logged."""
+    """For every `NCRCriterion` inside the module: `start_epoch` is kept, and the terms of its loss are logged.
+
+    They are called `train/ncr` and so on; where there are several criteria, `train/NAME/ncr`, by their names there.
+    """
 
     def __init__(self, prefix: str = "train/") -> None:
         super().__init__()
@@ -31,15 +34,17 @@ class NCRCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-defin
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell the epoch."""
-        for criterion in _criteria(pl_module):
+        for criterion in _criteria(pl_module).values():
             criterion.set_epoch(float(trainer.current_epoch))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the mean of each term over the epoch."""
-        for criterion in _criteria(pl_module):
-            terms = {f"{self.prefix}{name}": value for name, value in criterion.terms.items()}
+        criteria = _criteria(pl_module)
+        for place, criterion in criteria.items():
+            prefix = self.prefix if len(criteria) == 1 else f"{self.prefix}{place}/"
+            terms = {f"{prefix}{name}": value for name, value in criterion.terms.items()}
             pl_module.log_dict(terms, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
 
-def _criteria(module: Any) -> list[NCRCriterion]:
-    return [each for each in module.modules() if isinstance(each, NCRCriterion)]
+def _criteria(module: Any) -> dict[str, NCRCriterion]:
+    return {name: each for name, each in module.named_modules() if isinstance(each, NCRCriterion)}
