@@ -113,6 +113,22 @@ def test_a_training_of_texts_logs_the_terms_from_the_start_epoch_on(transformers
         assert entry["loss"] == pytest.approx(0.1 * entry["cross_entropy"] + 0.9 * entry["ncr"], abs=1e-4)
 
 
+def test_a_term_is_logged_as_the_mean_over_the_losses_that_have_it(transformers, for_transformers, tmp_path):
+    """NCR may start between two lines of the log; the losses before it are no zeros of it."""
+    logged = {}
+    for every in (1, 3):
+        torch.manual_seed(0)
+        trainer = make_trainer(
+            for_transformers, text_network(transformers), text_rows(), tmp_path, per_device_train_batch_size=10,
+            objective=NCR(k=3, start_epoch=1 / 3), num_train_epochs=1, logging_steps=every,
+        )  # fmt: skip
+        trainer.train()
+        logged[every] = [entry for entry in trainer.state.log_history if "loss" in entry]
+    values = [entry["ncr"] for entry in logged[1][1:]]
+    assert ["ncr" in entry for entry in logged[1]] == [False, True, True]
+    assert [entry["ncr"] for entry in logged[3]] == [pytest.approx(sum(values) / 2, rel=1e-3)]
+
+
 def test_accumulated_gradients_are_the_mean_over_the_batches(transformers, for_transformers, tmp_path):
     model, rows = text_network(transformers), text_rows()
     batches = [{name: torch.stack([torch.as_tensor(row[name]) for row in part]) for name in rows[0]}
@@ -130,7 +146,7 @@ def test_accumulated_gradients_are_the_mean_over_the_batches(transformers, for_t
             seen.append(model.classifier.weight.grad.clone())
 
     trainer.add_callback(Watch())
-    trainer._sums, trainer._num_losses = {}, 0
+    trainer._sums = {}
     trainer.train()
     assert_close(seen, [gradient])
     [entry] = [entry for entry in trainer.state.log_history if "loss" in entry]

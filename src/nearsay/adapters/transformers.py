@@ -44,8 +44,7 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
                 "more than bank=Bank(size=4096)"
             )
         self.criterion = NCRCriterion(find_head(self.model) if head is None else head, objective)
-        self._sums: dict[str, Tensor] = {}
-        self._num_losses = 0
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # of each term, and of how many losses: NCR may start later
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -67,8 +66,9 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         loss = self.criterion(logits, inputs["labels"], inputs.get("indices"))
         if torch.is_grad_enabled():
-            self._num_losses += 1
-            self._sums = {name: value + self._sums.get(name, 0) for name, value in self.criterion.terms.items()}
+            for name, value in self.criterion.terms.items():
+                total, num = self._sums.get(name, (0, 0))
+                self._sums[name] = total + value, num + 1
         if not isinstance(outputs, dict):
             outputs = (loss, *outputs)  # where the Trainer looks for the loss of a network that has seen labels
         return (loss, outputs) if return_outputs else loss
@@ -76,10 +76,10 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
     def log(self, logs: dict[str, float], *args: Any, **choices: Any) -> None:
         """Add the terms of the loss, averaged since they were last logged, to what is said of training."""
         if "loss" in logs and self._sums:
-            means = torch.stack([each.float() for each in self._sums.values()]) / self._num_losses
+            means = torch.stack([total.float() / num for total, num in self._sums.values()])
             means = self.accelerator.reduce(means, reduction="mean")
             logs.update(zip(self._sums, means.tolist(), strict=True))
-            self._sums, self._num_losses = {}, 0
+            self._sums = {}
         super().log(logs, *args, **choices)
 
 
