@@ -384,6 +384,20 @@ def test_dynamics_are_those_of_a_scalar_loop():
     assert dynamics["changes"].sum() > 3
 
 
+def test_an_example_that_is_twice_in_a_batch_is_counted_by_its_first_row():
+    """As in a balanced batch of a small class: else it is chance on a GPU, and for each statistic anew."""
+    generator = torch.Generator().manual_seed(2)
+    found, expected = make_dynamics(4, CPU), make_dynamics(4, CPU)
+    labels = torch.tensor([0, 1, 2, 0])
+    for indices, first in (([3, 1, 3, -1, 1], [0, 1]), ([1, 2, 1, 2, 3], [0, 1, 4])):
+        who, logits = torch.tensor(indices), 3 * torch.randn(5, 3, generator=generator)
+        right, labeled = observe_(found, logits, labels[who].where(who >= 0, -1), who)
+        observe_(expected, logits[first], labels[who[first]], who[first])
+        assert labeled == (who >= 0).sum()
+        assert right == ((logits.argmax(dim=1) == labels[who]) & (who >= 0)).sum()
+    assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_a_margin_without_another_class_is_the_logit():
     dynamics = make_dynamics(1, CPU)
     observe_(dynamics, torch.tensor([[2.0]]), torch.tensor([0]), torch.tensor([0]))

@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from nearsay import dist, optim
-from nearsay.core import Batch, Mix, Outputs, one_hot
+from nearsay.core import Batch, Mix, Outputs, first_rows, one_hot
 from nearsay.experiment import Experiment
 from nearsay.loading import Rows, finish
 from nearsay.models import load_weights
@@ -347,10 +347,11 @@ def observe_(dynamics: dict[str, Tensor], logits: Tensor, labels: Tensor, indice
 
     Running means of the probability of the given label (`confidence`) and of its logit less the largest other
     (`margin`), the sum of squared deviations of the former (`spread`), and how often the predicted class changed.
-    Rows of padding and without a label are left out. Returns how many predictions are the label, and of how many.
+    An example that stands there twice is counted once, by its first row; padding and rows without a label are left
+    out. Returns how many predictions are the label, and of how many.
     """
     nobody = len(dynamics["count"]) - 1
-    places = indices.where((indices >= 0) & (labels >= 0), nobody)
+    places = indices.where(first_rows(indices) & (labels >= 0), nobody)
     old = {name: tensor[places] for name, tensor in dynamics.items()}
     own = labels.clamp(min=0)[:, None]
     confidence = logits.softmax(dim=1).gather(1, own)[:, 0]
