@@ -29,6 +29,10 @@ TWICE = (
     'this gradient cannot be differentiated again (create_graph=True); take nearsay.ncr(..., implementation="plain") '
     "in place of NCR or NCRCriterion"
 )
+TRANSFORMED = (
+    'torch.func cannot transform the fast version; take nearsay.ncr(..., implementation="plain") in place of NCR or '
+    "NCRCriterion"
+)
 DENSE_SHARE = 8  # with more than one key in eight a neighbor, a matrix product beats going through lists
 
 
@@ -49,7 +53,12 @@ def ncr_rows(
 ) -> tuple[Tensor, Tensor]:
     """(B,) divergence of every row from its neighbors, and (B,) bool: the rows without any, whose divergence is 0."""
     function = _function_for(logits)
-    rows, is_alone = function.apply(logits, features, *(pool or (None, None)), who, choices)
+    try:
+        rows, is_alone = function.apply(logits, features, *(pool or (None, None)), who, choices)
+    except RuntimeError as error:
+        if "functorch" not in str(error):
+            raise
+        raise RuntimeError(TRANSFORMED) from error
     return rows, is_alone
 
 
