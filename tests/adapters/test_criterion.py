@@ -323,6 +323,21 @@ def test_lists_are_refused_by_name():
         criterion(network(inputs), labels, list(range(20)))
 
 
+def test_all_that_a_network_returns_is_not_taken_for_its_logits():
+    network, (inputs, labels) = small_network(), rows()
+    with pytest.raises(
+        ValueError, match=r"logits of type dict must be a torch\.Tensor; take it out .* outputs\.logits"
+    ):
+        NCRCriterion(network[2], OBJECTIVE)({"logits": network(inputs)}, labels)
+
+
+def test_a_copy_of_the_loss_alone_says_what_it_misses():
+    network, (inputs, labels) = small_network(), rows()
+    alone = copy.deepcopy(NCRCriterion(network[2], OBJECTIVE))
+    with pytest.raises(ValueError, match=r"nothing has passed the head since the last loss.*copy network and loss"):
+        alone(network(inputs), labels)
+
+
 def test_a_second_derivative_is_refused_with_what_works():
     network, (inputs, labels) = small_network(), rows()
     loss = NCRCriterion(network[2], OBJECTIVE)(network(inputs), labels)

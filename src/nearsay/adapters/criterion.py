@@ -73,7 +73,12 @@ class NCRCriterion(nn.Module):
 
         `indices` (B,) say who a row is, −1 for padding; without them every row is somebody else.
         """
-        check_tensors(logits=logits, labels=labels, **({} if indices is None else {"indices": indices}))
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"logits of type {type(logits).__name__} must be a torch.Tensor; take it out of what the network "
+                "returns, as in outputs.logits"
+            )
+        check_tensors(labels=labels, **({} if indices is None else {"indices": indices}))
         targets = labels if labels.is_floating_point() else one_hot(labels.long().clamp(min=-1), logits.shape[1])
         indices, is_known = _indices(logits, indices), indices is not None
         if not torch.is_grad_enabled():
@@ -98,8 +103,8 @@ class NCRCriterion(nn.Module):
         self._features = self._output = None  # used once, so that old ones cannot be taken for new
         if features is None or output is None:
             raise ValueError(
-                "nothing has passed the head since the last loss; call the network once before each loss, and make the "
-                "loss before a compiled network first runs"
+                "nothing has passed the head since the last loss; call the network of this very head once before each "
+                "loss, copy network and loss together, and make the loss before a compiled network first runs"
             )
         if features.ndim != 2 or len(features) != len(logits):
             raise ValueError(
