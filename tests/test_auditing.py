@@ -105,6 +105,20 @@ def test_neighbors_come_nearest_first_with_their_cosines():
     assert found.recall is None
 
 
+def test_an_audit_searches_once_and_labels_spread_over_what_it_found(monkeypatch):
+    features, _, given = blobs(num=200)
+    features[100:110] = features[110:120] * (1 + 1e-6)  # nearly the same, so that their distances are refined
+    searched, cosines = [], neighbors.cosines
+    monkeypatch.setattr(neighbors, "cosines", lambda *rows: searched.append(len(rows[0])) or cosines(*rows))
+    found = audit(given, features=features)
+    assert searched == [200]
+    units, _ = neighbors.normalize(features)
+    wanted = neighbors.nearest(units, units, 20, None)
+    assert found.evidence.exact.positions.equal(wanted.positions)
+    assert found.evidence.exact.similarities.equal(wanted.similarities)
+    assert "propagation" in found.parts
+
+
 def test_groups_are_all_that_hang_together_and_numbered_by_their_first():
     positions = torch.tensor([[2, 1], [3, 0], [0, 4], [1, 0], [2, 0]])
     similarities = torch.full((5, 2), 0.9)

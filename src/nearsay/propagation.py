@@ -59,10 +59,24 @@ def propagate_labels(
         ValueError: for arguments that cannot be meant; the message says which and what would work.
     """
     _check(features, labels, k, mu, tolerance, max_iterations)
-    precision = torch.promote_types(features.dtype, torch.float32)
-    targets = _targets(labels, num_classes).to(features.device, precision)  # (N, C)
-    directions, _ = normalize(features.to(precision))  # (N, D)
-    graph = _graph(nearest(directions, directions, k, None))
+    targets = _targets(labels, num_classes)  # (N, C) before the search, which takes time
+    directions, _ = normalize(features.to(torch.promote_types(features.dtype, torch.float32)))  # (N, D)
+    neighbors = nearest(directions, directions, k, None)
+    return spread(neighbors, targets, mu=mu, tolerance=tolerance, max_iterations=max_iterations)
+
+
+def spread(
+    neighbors: Neighbors,
+    labels: Tensor,
+    num_classes: int | None = None,
+    *,
+    mu: float = 0.02,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> Tensor:
+    """`propagate_labels` over the neighbors of N examples that an exact search has found already."""
+    targets = _targets(labels, num_classes).to(neighbors.similarities)  # (N, C)
+    graph = _graph(neighbors)
     is_connected = graph.is_connected[:, None]
     own_share = mu / (2 + mu)  # 1 − α, without cancellation
     scores = _solve(graph, 2 / (2 + mu), own_share * targets, tolerance, max_iterations)
@@ -94,7 +108,7 @@ def _solve(graph: _Graph, alpha: float, given: Tensor, tolerance: float, max_ite
         warnings.warn(
             f"label propagation stopped after max_iterations={max_iterations} at a relative residual of {worst:.1e}, "
             f"above tolerance={tolerance:g}; raise max_iterations or mu",
-            stacklevel=4,  # the caller of propagate_labels, behind torch.no_grad
+            stacklevel=5,  # the caller of propagate_labels, behind torch.no_grad
         )
     return solution * size
 

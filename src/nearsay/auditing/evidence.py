@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearsay.neighbors import nearest_others, normalize
+from nearsay.neighbors import Neighbors, nearest_others, normalize
 
 DUPLICATE = 0.2  # as far apart as that share of the distance to the k-th neighbor, at most: the same picture
 _IDENTICAL = 1e-6  # apart: the same row, whatever the others are
@@ -25,20 +25,22 @@ class Evidence(NamedTuple):
     groups: Tensor  # (N,) int64 number of the group of near-duplicates, −1 for an example that is the only one
     recall: float | None  # of an approximate search
     lengths: Tensor | None = None  # (N,) of the features
+    exact: Neighbors | None = None  # as an exact search gave them, on its device; None where an index was asked
 
 
 def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evidence:
     """Search the (N, D) features, on the device where they are; the evidence is on the CPU."""
     k = min(k, max(1, len(features) - 1))  # or the row itself would stand there as the farthest
-    (similarities, positions), recall = nearest_others(features, k, approximate=approximate)
-    similarities, distances = _refined(features, similarities, positions)
-    similarities, positions, distances = (each.cpu() for each in (similarities, positions, distances))
+    found, recall = nearest_others(features, k, approximate=approximate)
+    similarities, distances = _refined(features, *found)
+    similarities, positions, distances = (each.cpu() for each in (similarities, found.positions, distances))
     order = positions.argsort(dim=1)  # of equals the first comes first
     order = order.gather(1, similarities.gather(1, order).argsort(dim=1, descending=True, stable=True))
     similarities, positions, distances = (each.gather(1, order) for each in (similarities, positions, distances))
     distances = distances.where(similarities > 0, _NOBODY)
     groups = duplicate_groups(positions, similarities, distances)
-    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall, _lengths(features))
+    exact = found if recall is None else None
+    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall, _lengths(features), exact)
 
 
 def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ def _lengths(features: Tensor) -> Tensor:
 def _refined(features: Tensor, similarities: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """(N, K) similarities and distances; of two that are nearly the same, the cosine knows only that it is nearly 1."""
     dtype = torch.promote_types(features.dtype, torch.float32)
-    similarities = similarities.to(dtype)
+    similarities = similarities.to(dtype, copy=True)  # the caller keeps his
     distances = (2 - 2 * similarities).clamp(min=0).sqrt()
     rows, places = (similarities >= _NEAR).nonzero().unbind(dim=1)
     some = max(1, _CHUNK // features.shape[1])

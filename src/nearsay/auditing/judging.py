@@ -34,7 +34,7 @@ from nearsay.auditing.inputs import Dynamics, Inputs, read_inputs
 from nearsay.auditing.pictures import LEAST_SIDE, Thumbnails, same_pictures, shrink, usualness
 from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
-from nearsay.propagation import propagate_labels
+from nearsay.propagation import spread
 
 _MOST = 1000  # neighbors; the command says so too
 _HELD = 2**22  # numbers that are judged at a time
@@ -88,12 +88,12 @@ def audit(
         pairs = same_pictures(pictures)
         evidence = evidence._replace(groups=connected(len(inputs.labels), *pairs.T))
     in_training = None if inputs.dynamics is None else _in_training(inputs)
-    everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool), k, first=True)
+    everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool), first=True)
     first = _combined(in_training, everybody, inputs.labels)
     beliefs = everybody
     if evidence is not None:
         is_trusted = _is_trusted(first, inputs.labels, everybody, in_training)
-        beliefs = _beliefs(inputs, evidence, is_trusted, k, first=False)
+        beliefs = _beliefs(inputs, evidence, is_trusted, first=False)
     scores = _combined(in_training, beliefs, inputs.labels)
     is_judged = ~scores.isnan()
     rate = _noise_rate(inputs, scores, beliefs)
@@ -130,17 +130,15 @@ def _in_training(inputs: Inputs) -> Tensor:
     return ((confidence + mean_margin.sigmoid()) / 2).where(inputs.labels >= 0, torch.nan)
 
 
-def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, k: int, *, first: bool) -> _Beliefs:
+def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, *, first: bool) -> _Beliefs:
     views = {} if inputs.probabilities is None else {"probabilities": _telling(inputs.probabilities)}
     if evidence is not None:
         num_classes = len(inputs.classes)
         views["neighbors"] = votes(evidence, inputs.labels, is_voter, num_classes)
         trusted = inputs.labels.where(is_voter, -1)
-        # Propagation searches exactly, which is too slow where the neighbors were not found in that way.
-        if not first and evidence.recall is None and (trusted >= 0).any():
-            assert inputs.features is not None
-            points = inputs.features.to(torch.promote_types(inputs.features.dtype, torch.float32))
-            scores = propagate_labels(points, trusted.to(points.device), num_classes, k=k).cpu()
+        # Propagation needs neighbors of an exact search, which is too slow where an index was asked.
+        if not first and evidence.exact is not None and (trusted >= 0).any():
+            scores = spread(evidence.exact, trusted, num_classes).cpu()
             views["propagation"] = (scores / scores.sum(dim=1, keepdim=True).clamp(min=1e-30)).float()
     return _Beliefs(views, {name: margin(view, inputs.labels) for name, view in views.items()})
 
