@@ -616,8 +616,22 @@ def test_none_and_nan_are_unlabeled():
         torch.tensor([NAN, 2, 0]),
     ):
         assert inputs.read_inputs(labels, torch.eye(3), None, None, None).labels.tolist() == [-1, 2, 0]
-    named = inputs.read_inputs([None, "b", "a"], None, torch.eye(3), None, None)
-    assert (named.labels.tolist(), named.classes) == ([-1, 1, 0], ("a", "b"))
+    for none in (None, NAN, ""):  # an empty cell of a CSV file is read as text
+        named = inputs.read_inputs([none, "b", "a"], None, torch.eye(3), None, None)
+        assert (named.labels.tolist(), named.classes) == ([-1, 1, 0], ("a", "b"))
+
+
+def test_classes_that_are_numbers_are_meant_by_the_same_numbers():
+    labels = [17, -1, 3, 90210]
+    for classes in ([3, 17, 90210], np.array([3, 17, 90210]), np.array([3.0, 17.0, 90210.0])):
+        read = inputs.read_inputs(
+            labels, torch.eye(4)[:, :3].index_fill(0, torch.tensor(3), 1 / 3), None, None, classes
+        )
+        assert (read.labels.tolist(), read.classes) == ([1, -1, 0, 2], ("3", "17", "90210"))
+    read = inputs.read_inputs([0, 1, 1], torch.eye(3), None, None, [2, 0, 1])  # as the columns stand
+    assert read.labels.tolist() == [1, 2, 2]
+    read = inputs.read_inputs([-1, 1], torch.eye(2), None, None, [-1, 1])
+    assert read.labels.tolist() == [0, 1]
 
 
 def test_copies_of_a_wrong_example_do_not_confirm_each_other():
@@ -870,6 +884,13 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
     [
         ([0, 1], {}, "labels alone say nothing"),
         ([0, 2], GOOD, "labels hold 2, but with 2 classes"),
+        ([0, 2], GOOD, "where numbers are names of classes, give these numbers in classes="),
+        ([0, 2], {**GOOD, "classes": [0, 1]}, "label 2 is none of the classes '0', '1'; add it"),
+        (
+            [3, 90210],
+            {"features": torch.eye(2)},
+            "labels hold 90210, but only 2 numbers occur; where numbers are names",
+        ),
         ([0, -2], GOOD, "labels hold -2"),
         ([0, -100], GOOD, "labels hold -100"),
         ([0.0, 1.5], GOOD, "label 1.5 is neither a class number nor a name"),

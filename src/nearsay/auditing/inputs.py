@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _CHUNK = 2**24  # numbers looked at in one go
+_MANY, _SPARSE = 1000, 10  # more classes than that, and so many times those that occur: their numbers are names
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities: half precision must pass, logits must not
 
 
@@ -30,7 +31,11 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(
-    labels: Any, probabilities: Any, features: Any, dynamics: Mapping[str, Any] | None, classes: Sequence[str] | None
+    labels: Any,
+    probabilities: Any,
+    features: Any,
+    dynamics: Mapping[str, Any] | None,
+    classes: Sequence[str | int] | None,
 ) -> Inputs:
     """The arrays as tensors; Any, since they may be of numpy, torch, pandas or lists. ValueError says what is odd."""
     if probabilities is None and features is None and dynamics is None:
@@ -56,10 +61,16 @@ def read_inputs(
     return Inputs(given, names, beliefs, points, seen)
 
 
-def _labels(labels: Any, classes: tuple[str, ...] | None, width: int | None) -> tuple[Tensor, tuple[str, ...]]:
+def _labels(labels: Any, classes: tuple[str | int, ...] | None, width: int | None) -> tuple[Tensor, tuple[str, ...]]:
     """(N,) class numbers, −1 for unlabeled, and the names of the classes."""
-    if classes is not None and (not classes or len(set(classes)) < len(classes)):
-        raise ValueError(f"classes ({_few(classes)}) must be at least one name, and no name twice")
+    places = None  # of classes that are numbers
+    if classes is not None:
+        if all(_is_whole(each) for each in classes):
+            classes = tuple(map(int, classes))
+            places = {-1: -1} | {each: place for place, each in enumerate(classes)}
+        classes = tuple(map(str, classes))
+        if not classes or len(set(classes)) < len(classes):
+            raise ValueError(f"classes ({_few(classes)}) must be at least one name, and no name twice")
     _refuse_pieces("labels", labels, 0)
     try:
         cells = _array(labels)
@@ -78,21 +89,29 @@ def _labels(labels: Any, classes: tuple[str, ...] | None, width: int | None) -> 
         numbers = np.array([-1 if cell is None else int(cell) for cell in known], dtype=np.int64)
     else:
         raise ValueError(f"labels of {cells.dtype} must be whole class numbers or names; convert them with astype(int)")
+    if places is not None:
+        assert classes is not None
+        if unknown := [each for each in numbers.tolist() if each not in places]:
+            raise ValueError(f"label {unknown[0]} is none of the classes {_few(classes)}; add it to classes=")
+        return torch.tensor([places[each] for each in numbers.tolist()]), classes
     num_classes = len(classes) if classes is not None else width or max(1, int(numbers.max()) + 1)
+    cure = "; where numbers are names of classes, give these numbers in classes="
     outside = numbers[(numbers < -1) | (numbers >= num_classes)]
     if len(outside):
         raise ValueError(
             f"labels hold {outside[0]}, but with {num_classes} classes they must be 0 to {num_classes - 1}, or -1 for "
-            "unlabeled"
+            f"unlabeled{cure}"
         )
+    if classes is None and width is None and num_classes > max(_MANY, _SPARSE * (occur := len(np.unique(numbers)))):
+        raise ValueError(f"labels hold {num_classes - 1}, but only {occur} numbers occur{cure}")
     return torch.from_numpy(numbers), classes or tuple(map(str, range(num_classes)))
 
 
 def _named(labels: list[Any], classes: tuple[str, ...] | None) -> tuple[Tensor, tuple[str, ...]]:
     if odd := [label for label in labels if label is not None and not isinstance(label, str)]:
         raise ValueError(f"label {odd[0]!r} is no name, but others are; write all of them as text, or None")
-    names = classes if classes is not None else tuple(sorted(set(labels) - {None}))
-    numbers: dict[Any, int] = {name: number for number, name in enumerate(names)} | {None: -1}
+    names = classes if classes is not None else tuple(map(str, sorted(set(labels) - {None, ""})))
+    numbers: dict[Any, int] = {None: -1, "": -1} | {name: number for number, name in enumerate(names)}
     if unknown := [label for label in labels if label not in numbers]:
         raise ValueError(f"label {unknown[0]!r} is none of the classes {_few(names)}; add it to classes=")
     return torch.tensor([numbers[label] for label in labels]), names

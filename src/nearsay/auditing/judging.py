@@ -55,7 +55,7 @@ def audit(
     probabilities: Any = None,
     features: Any = None,
     dynamics: Mapping[str, Any] | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str | int] | None = None,
     k: int = 20,
     approximate: bool | None = None,
     images: Any = None,
@@ -63,14 +63,15 @@ def audit(
     """Say which labels to distrust; arrays may be of numpy or torch, lists, or columns and tables of pandas or polars.
 
     Args:
-        labels: (N,) class numbers, or names; −1, None or NaN for unlabeled.
+        labels: (N,) class numbers, or names; −1, None, NaN or an empty name for unlabeled.
         probabilities: (N, C) distributions, best of a network that has not seen the example; the columns are the
             classes in the order of `classes`, by default sorted; those of a table that are named as the classes may
             stand in any order.
         features: (N, D) by which neighbors are found. Tensors on an accelerator are searched there.
         dynamics: (N,) arrays `confidence` and `margin`, means over training of the probability of the given label and
             of its logit less the largest other; `count`, if there, is 0 for an example that was not trained on.
-        classes: names of the classes, by default those that occur, sorted.
+        classes: names of the classes, by default those that occur, sorted. Where they are numbers, so are the labels
+            that mean them, as with `classes_` of scikit-learn.
         k: neighbors that are asked, at most 1000; everybody where there are fewer others.
         approximate: whether to find neighbors by an index; by default from 200 000 rows on a CPU.
         images: (N, 3, H, W) uint8, or thumbnails of them: near-duplicates are then seen in the pictures and not in the
