@@ -96,7 +96,8 @@ def read(path: str | Path, *, columns: Collection[str] | None = None) -> Table:
 def read_features(path: str | Path, *, named: Collection[str], others: Collection[str]) -> NDArray[np.float32]:
     """(N, D) numbers of a Parquet file: its column of lists called one of `named`, or all columns of numbers.
 
-    Columns called one of `others` are no features; names are compared without case.
+    Columns called one of `others` are no features, nor are id, index, and what pandas has written as its index; names
+    are compared without case.
     """
     pyarrow = _pyarrow()
     try:
@@ -119,10 +120,12 @@ def read_features(path: str | Path, *, named: Collection[str], others: Collectio
                 )
             flat = np.array(column.combine_chunks().flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
             return flat.reshape(len(column), lengths[0])
+    index = (table.schema.pandas_metadata or {}).get("index_columns", [])  # names, or how a range was left out
+    passed = {*others, "id", "index", *(name.lower() for name in index if isinstance(name, str))}
     kept = [
         column.to_numpy().astype(np.float32)
         for name, column in zip(table.column_names, table.columns, strict=True)
-        if name.lower() not in others and (types.is_floating(column.type) or types.is_integer(column.type))
+        if name.lower() not in passed and (types.is_floating(column.type) or types.is_integer(column.type))
     ]
     if not kept:
         raise ValueError(f"{path} has no column of lists called {' or '.join(sorted(named))}, and none of numbers")
