@@ -1,3 +1,4 @@
+import json
 import os
 import pickle
 
@@ -312,3 +313,25 @@ def test_numbers_with_gaps_are_classes_without_examples_and_told_of(tmp_path):
         assert len(Embeddings(path=tmp_path / "a.npz").open("train").labels.classes) == 91
     np.savez(tmp_path / "b.npz", **arrays, classes=[f"class {number}" for number in range(91)])
     Embeddings(path=tmp_path / "b.npz").open("train")
+
+
+@pytest.mark.parametrize("index", ["__index_level_0__", "row", "id", "Index"])
+def test_an_index_in_parquet_is_no_feature(tmp_path, index):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"a": [0.5, 1.5], "b": [2, 3], "label": ["x", "y"], index: [70000, 70001]})
+    if index in ("__index_level_0__", "row"):  # as pandas writes the index of rows that were chosen
+        about = {"index_columns": [index], "column_indexes": [], "columns": []}
+        table = table.replace_schema_metadata({"pandas": json.dumps(about)})
+    pyarrow.parquet.write_table(table, tmp_path / "all.parquet")
+    assert Embeddings(path=tmp_path / "all.parquet").open("train").inputs.tolist() == [[0.5, 2.0], [1.5, 3.0]]
+
+
+def test_other_columns_of_the_table_of_labels_are_extra(tmp_path):
+    np.save(tmp_path / "f.npy", FEATURES)
+    lines = [f"t{row},{name},{split}" for row, (name, split) in enumerate(zip(NAMES, SPLIT, strict=True))]
+    (tmp_path / "l.csv").write_text("\n".join(["text,label,split", *lines]) + "\n")
+    data = Embeddings(path=tmp_path / "f.npy", labels=tmp_path / "l.csv")
+    assert [data.extra(split) for split in ("train", "test")] == [{"text": ["t0", "t2", "t3"]}, {"text": ["t1", "t5"]}]
+    (tmp_path / "one.csv").write_text("\n".join(NAMES) + "\n")
+    assert Embeddings(path=tmp_path / "f.npy", labels=tmp_path / "one.csv").extra("train") == {}
+    assert Embeddings(path=npz(tmp_path, x=FEATURES, y=NAMES)).extra("train") == {}

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class Embeddings:
 
     The arrays of an `.npz` are called features (or embeddings, or x) and labels (or y); there may also be clean, the
     true labels; split, with the words train, validation and test; and classes, the names of the classes in order. In a
-    Parquet file features are a column of lists of that name, or all columns of numbers that are called nothing else.
+    Parquet file features are a column of lists of that name, or all columns of numbers that are called nothing else,
+    neither id nor index, and are no index of pandas.
     `labels` is a `.npy`, or a table (CSV, TSV, JSON lines, Parquet) with the column label and perhaps clean and split,
     or with one column and no header. Labels are class numbers, −1 where there is none, or names, empty where there is
     none; names are sorted unless classes are given, and a clean name that is no class is outside the vocabulary.
@@ -49,12 +51,7 @@ class Embeddings:
     def open(self, split: str) -> Split:
         """The split "train", or "validation" or "test" if the file has it: float32 features (N, D)."""
         path = Path(self.path).expanduser()
-        arrays = _read(path, "features")
-        if self.labels is not None:
-            others = _read(Path(self.labels).expanduser(), "labels")
-            if twice := arrays.keys() & others.keys():
-                raise ValueError(f"{min(twice)} are both in {path} and in labels={str(self.labels)!r}; leave one out")
-            arrays |= others
+        arrays = self._arrays(path)
         if missing := [name for name in ("features", "labels") if name not in arrays]:
             names = " or ".join(_NAMES[missing[0]])
             where = path if self.labels is None or missing[0] == "features" else self.labels
@@ -73,6 +70,30 @@ class Embeddings:
         if split == "test" and clean is not None:
             given = clean.clone()
         return Split(features, Labels(given=given, clean=clean, classes=classes))
+
+    def extra(self, split: str) -> dict[str, list[str | None]]:
+        """The other columns of the table of labels, for the rows of a split; nothing where there is no such table."""
+        where = None if self.labels is None else Path(self.labels).expanduser()
+        if where is None or where.suffix.lower() not in tables.ENDINGS:
+            return {}
+        table = tables.read(where)
+        used = set(_keys(table.columns, where).values())
+        if not used:  # the labels alone, without a header
+            return {}
+        path = Path(self.path).expanduser()
+        rows = _rows(self._arrays(path).get("split"), split, path)
+        others = {name: cells for name, cells in table.columns.items() if name not in used}
+        return others if rows is None else {name: list(compress(cells, rows)) for name, cells in others.items()}
+
+    def _arrays(self, path: Path) -> dict[str, _Array]:
+        """What stands in the file of features and in that of labels, by what it means."""
+        arrays = _read(path, "features")
+        if self.labels is not None:
+            others = _read(Path(self.labels).expanduser(), "labels")
+            if twice := arrays.keys() & others.keys():
+                raise ValueError(f"{min(twice)} are both in {path} and in labels={str(self.labels)!r}; leave one out")
+            arrays |= others
+        return arrays
 
 
 def read_parquet(path: Path) -> NDArray[np.float32]:

@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     inputs: Tensor | Files | None  # (N, C, H, W) uint8, or files; None if there is nothing to see
     note: str  # what the user should know of them
-    extra: dict[str, Sequence[str | None]]  # (N,) each: other columns of a manifest
+    extra: dict[str, Sequence[str | None]]  # (N,) each: other columns of a manifest or a table of labels
 
 
 class Pictures:
