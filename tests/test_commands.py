@@ -401,7 +401,7 @@ def test_images_are_found_in_folders_and_keep_the_names_they_were_given_by(tmp_p
 def broken_features(folder):
     np.savez(folder / "many.npz", a=np.zeros((2, 3)), b=np.zeros((2, 3)))
     np.save(folder / "flat.npy", np.zeros(3))
-    np.save(folder / "nan.npy", np.full((2, 3), np.nan))
+    np.save(folder / "nan.npy", np.array([[0.0, 1.0], [np.nan, 2.0]]))
     np.save(folder / "pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
     (folder / "text.npy").write_text("nothing")
     tables.write(folder / "words.parquet", {"x": ["a", "b"]})
@@ -413,7 +413,7 @@ def broken_features(folder):
     [
         ("many.npz", "it has the arrays a, b, none of them called features"),
         ("flat.npy", r"holds an array of \(3,\)"),
-        ("nan.npy", "finite"),
+        ("nan.npy", r"row 1 of .*nan\.npy holds NaN or infinity; remove it"),
         ("pickled.npy", "is not read"),
         ("text.npy", "is not read"),
         ("words.parquet", "none of numbers"),

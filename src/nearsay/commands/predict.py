@@ -106,8 +106,12 @@ def _features(paths: Sequence[Path]) -> tuple[list[str], Tensor]:
 def _read_features(path: Path) -> Tensor:
     """(N, D) float32."""
     features = read_parquet(path) if path.suffix.lower() == ".parquet" else _read_numbers(path)
-    if features.ndim != 2 or not features.size or not np.isfinite(features).all():
-        raise ValueError(f"{path} holds an array of {features.shape}; it must be (N, D), all of it finite numbers")
+    if features.ndim != 2 or not features.size:
+        raise ValueError(f"{path} holds an array of {features.shape}; it must be (N, D), one row an example")
+    is_finite = np.isfinite(features).all(axis=1)
+    if not is_finite.all():
+        row = int(is_finite.argmin())
+        raise ValueError(f"row {row} of {path} holds NaN or infinity; remove it, or replace it by a finite float32")
     return torch.from_numpy(features)
 
 
