@@ -335,3 +335,11 @@ def test_other_columns_of_the_table_of_labels_are_extra(tmp_path):
     (tmp_path / "one.csv").write_text("\n".join(NAMES) + "\n")
     assert Embeddings(path=tmp_path / "f.npy", labels=tmp_path / "one.csv").extra("train") == {}
     assert Embeddings(path=npz(tmp_path, x=FEATURES, y=NAMES)).extra("train") == {}
+
+
+def test_a_label_called_nan_is_a_class_and_said_to_be_one(tmp_path):
+    names = np.array(["cat", "nan", "dog", "", "nan", "cat"])
+    with pytest.warns(UserWarning, match=r"'nan' is taken for a class in .*, 2 times; .* leave it empty"):
+        labels = Embeddings(path=npz(tmp_path, x=FEATURES, y=names)).open("train").labels
+    assert labels.classes == ("cat", "dog", "nan")
+    Embeddings(path=npz(tmp_path, x=FEATURES, y=names, classes=["cat", "dog", "nan"])).open("train")  # meant so

@@ -188,7 +188,9 @@ def _numbers(arrays: dict[str, _Array], path: Path) -> tuple[Tensor, Tensor | No
             )
     if kinds == {True}:
         names = sorted({*labels[0].tolist()} - {""})
-        classes = names if classes is None else classes
+        if classes is None:
+            classes = names
+            _warn_of_nan(labels[0], path)
         if unknown := next((name for name in names if name not in classes), None):
             raise ValueError(
                 f"label {unknown!r} in {path} is not one of the classes {', '.join(classes)}; add it to them"
@@ -210,6 +212,13 @@ def _numbers(arrays: dict[str, _Array], path: Path) -> tuple[Tensor, Tensor | No
         raise ValueError(f"no example in {path} has a label; name the classes, or label at least one")
     given, *clean = (torch.from_numpy(values.astype(np.int64)) for values in labels)
     return given, clean[0] if clean else None, tuple(classes)
+
+
+def _warn_of_nan(labels: _Array, path: Path) -> None:
+    words = [name for name in labels.tolist() if name.lower() == "nan"]
+    if words:
+        told = f"{words[0]!r} is taken for a class in {path}, {len(words)} times"
+        warnings.warn(f"{told}; where it means that there is no label, leave it empty", stacklevel=2)
 
 
 def _warn_of_gaps(labels: Sequence[_Array], largest: int, path: Path) -> None:
