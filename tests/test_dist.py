@@ -85,6 +85,20 @@ def test_gather_is_in_order_of_rank_on_every_process(num_processes):
 
 
 @in_groups
+def test_join_is_in_order_of_rank_whatever_each_process_has(num_processes):
+    rows = torch.cat([rows_of(rank)[:rank] for rank in range(num_processes)])
+    for seen in collectives(num_processes):
+        assert_close(seen["join"], rows, rtol=0, atol=0)
+        assert seen["join of nothing"].shape == (0, 2)
+
+
+@in_groups
+def test_every_process_is_told_the_texts_of_all(num_processes):
+    for seen in collectives(num_processes):
+        assert seen["tell_all"].tolist() == list(range(num_processes))
+
+
+@in_groups
 def test_gradient_of_gather_is_what_all_processes_want_of_the_row(num_processes):
     prices = [prices_of(rank, num_processes * NUM_ROWS) for rank in range(num_processes)]
     for rank, seen in enumerate(collectives(num_processes)):
@@ -168,6 +182,8 @@ def test_on_one_process_nothing_is_averaged_sent_or_joined(monkeypatch):
         dist.broadcast_([tensor])
         assert dist.num_processes() == 1
         assert dist.share("nächste", torch.device("cpu")) == "nächste"
+        assert dist.tell_all("nächste", torch.device("cpu")) == ["nächste"]
+        assert dist.join(tensor, torch.device("cpu")) is tensor
     assert tensor.tolist() == [1, 2]
     assert (dist.env_rank(), dist.local_rank()) == (0, 0)
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from distributed.group import in_groups, results
+from distributed.looks import BAD, NUM_FILES, NUM_ROWS
 from PIL import Image
 from torch import nn
 from torch.testing import assert_close
@@ -126,3 +128,28 @@ def test_nothing_readable_is_an_empty_table(tmp_path):
 def test_no_examples_at_all_are_refused():
     with pytest.raises(ValueError, match="there are 0 examples to look at"):
         over([network()], torch.empty(0, 4))
+
+
+@in_groups
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+def test_processes_find_together_what_one_finds_and_share_the_work(num_processes, num_rows):
+    seen = [rank[f"{num_rows} rows"].tolist() for rank in results(num_processes, "looks")]
+    assert all(is_same for is_same, _ in seen)
+    num = -(-num_rows // 1024)
+    shares = {2: [1, num - 1], 3: [1, 1, 1]}[num_processes] if num >= num_processes else [num] * num_processes
+    assert [asked for _, asked in seen] == shares  # where there are too few batches to share, all look at all
+
+
+@in_groups
+def test_processes_keep_the_statistics_that_they_count_each_for_itself(num_processes):
+    for rank, seen in enumerate(results(num_processes, "looks")):
+        assert_close(seen["mean"], torch.full((6,), float(rank)))
+
+
+@in_groups
+def test_processes_tell_each_other_what_cannot_be_read(num_processes):
+    for seen in results(num_processes, "looks"):
+        assert [bool(seen[name][0]) for name in ("files", "bad files")] == [True, True]
+        assert seen["unreadable of files"].tolist() == list(BAD)
+        assert seen["unreadable of bad files"].tolist() == list(range(4))
+        assert seen["files"][1] < NUM_FILES

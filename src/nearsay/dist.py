@@ -127,25 +127,30 @@ def average_(tensors: Iterable[Tensor]) -> None:
         tensor.copy_(piece.view_as(tensor))
 
 
-def broadcast_(tensors: Iterable[Tensor]) -> None:
-    """In place what the first process has."""
+def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
+    """In place what the first process has, or another one."""
     if num_processes() > 1:
         for tensor in tensors:
-            distributed.broadcast(tensor, src=0)
+            distributed.broadcast(tensor, src=source)
 
 
-def share(value: str, device: torch.device) -> str:
-    """The text of the first process, on all of them."""
+def share(value: str, device: torch.device, source: int = 0) -> str:
+    """The text of the first process, or of another one, on all of them."""
     if num_processes() == 1:
         return value
     content = value.encode()
     size = torch.tensor(len(content), device=device)
-    broadcast_([size])
+    broadcast_([size], source)
     buffer = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if rank() == 0:
+    if rank() == source:
         buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else buffer)
-    broadcast_([buffer])
+    broadcast_([buffer], source)
     return bytes(buffer.tolist()).decode()
+
+
+def tell_all(value: str, device: torch.device) -> list[str]:
+    """The text of each process in order of rank, on all of them."""
+    return [share(value, device, source=each) for each in range(num_processes())]
 
 
 def agreed(claims: list[bool], device: torch.device) -> list[bool]:
@@ -158,6 +163,17 @@ def gather(tensor: Tensor) -> Tensor:
     if num_processes() == 1:
         return tensor
     return _Gather.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def join(rows: Tensor, device: torch.device) -> Tensor:
+    """(B, ...) on the CPU, with a B of its own on each process -> (ΣB, ...) in order of rank, without gradient."""
+    if num_processes() == 1:
+        return rows
+    sizes = gather(torch.tensor([len(rows)], device=device)).tolist()
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    pieces = gather(padded.to(device)).cpu().chunk(num_processes())
+    return torch.cat([piece[:size] for piece, size in zip(pieces, sizes, strict=True)])
 
 
 def others(tensor: Tensor) -> Tensor:

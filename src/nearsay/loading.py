@@ -270,15 +270,28 @@ def num_workers(inputs: Inputs, wish: int | None) -> int:
 
 @contextmanager
 def sweep(
-    inputs: Inputs, *, size: int, margin: float = MARGIN, batch_size: int, workers: int, timeout: float, pin: bool
+    inputs: Inputs,
+    *,
+    size: int,
+    margin: float = MARGIN,
+    batch_size: int,
+    workers: int,
+    timeout: float,
+    pin: bool,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[Iterator[Rows]]:
-    """All examples in their order, the last batch as short as it is; what is done with them belongs inside."""
+    """All examples in their order, the last batch as short as it is; what is done with them belongs inside.
+
+    `part` (k, n) is the k-th of n runs of whole batches, from 0.
+    """
     num = len(inputs)
 
     def who(step: int) -> tuple[Tensor, int]:
         return torch.arange(step * batch_size, min(num, (step + 1) * batch_size)), 0
 
     steps = range(-(-num // batch_size))
+    own, parts = part
+    steps = steps[len(steps) * own // parts : len(steps) * (own + 1) // parts]
     if isinstance(inputs, Tensor):  # slices, which cost nothing
         yield (Rows(who(step)[0], inputs[step * batch_size : (step + 1) * batch_size]) for step in steps)
         return

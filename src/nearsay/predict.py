@@ -1,6 +1,8 @@
 """One pass of a network over a data set, which makes the table that everything after training reads."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from nearsay import dist
 from nearsay.augment import Transform
 from nearsay.core import PADDING, Outputs, Predictions
 from nearsay.loading import MARGIN, Inputs, finish, num_workers, sweep
@@ -35,12 +38,32 @@ class Pass:
     timeout: float = 600.0
     margin: float = MARGIN  # of images on disk: how much of the shorter side is looked at
 
-    @torch.no_grad()
     def over(self, networks: Sequence[Module], inputs: Inputs, *, with_features: bool = True) -> Predicted:
         """The features of the first network and the logits of all: of several, the logarithm of their mean belief."""
+        return self._over(networks, inputs, with_features=with_features, part=(0, 1))
+
+    def together(self, networks: Sequence[Module], inputs: Inputs) -> Predicted:
+        """The same without features, bit for bit, by all processes at once: each does a part, and has the whole then.
+
+        So none of them waits long for another, however many examples there are.
+        """
+        num = dist.num_processes()
+        with _as_on_the_first(networks):
+            if len(inputs) <= (num - 1) * self._batch_size(inputs):  # fewer batches than processes
+                return self.over(networks, inputs, with_features=False)
+            own = self._over(networks, inputs, with_features=False, part=(dist.rank(), num))
+        logits, indices = (dist.join(each, self.device) for each in own.predictions[1:])
+        told = dist.tell_all(json.dumps(list(own.unreadable.items())), self.device)
+        unreadable = {index: reason for text in told for index, reason in json.loads(text)}
+        return Predicted(Predictions(torch.empty(len(indices), 0), logits, indices), unreadable)
+
+    @torch.no_grad()
+    def _over(
+        self, networks: Sequence[Module], inputs: Inputs, *, with_features: bool, part: tuple[int, int]
+    ) -> Predicted:
         if not len(inputs):
             raise ValueError("there are 0 examples to look at; give at least one")
-        batch_size = _ROWS if isinstance(inputs, Tensor) and inputs.ndim == 2 else self._batch_size(inputs)
+        batch_size = self._batch_size(inputs)
         pieces: list[Predictions] = []
         unreadable: dict[int, str] = {}
         was_training = [network.training for network in networks]
@@ -55,6 +78,7 @@ class Pass:
                 workers=num_workers(inputs, self.workers),
                 timeout=self.timeout,
                 pin=self.device.type == "cuda",
+                part=part,
             ) as batches:
                 for indices, images, problems in batches:
                     assert images is not None
@@ -78,5 +102,20 @@ class Pass:
         return Outputs(answers[0].features, beliefs.logsumexp(dim=0))
 
     def _batch_size(self, inputs: Inputs) -> int:
+        if isinstance(inputs, Tensor) and inputs.ndim == 2:
+            return _ROWS
         edges = inputs.shape[-2:] if isinstance(inputs, Tensor) else (self.size, self.size)
         return max(1, min(_ROWS, _PIXELS // (3 * edges[0] * edges[1])))
+
+
+@contextmanager
+def _as_on_the_first(networks: Sequence[Module]) -> Iterator[None]:
+    """With the buffers of the first process, whose networks are saved: BatchNorm may count on each for itself."""
+    held = [buffer for network in networks for buffer in network.buffers()]
+    before = [buffer.clone() for buffer in held]
+    dist.broadcast_(held)
+    try:
+        yield
+    finally:
+        for buffer, old in zip(held, before, strict=True):
+            buffer.copy_(old)

@@ -255,8 +255,8 @@ class _Training:
         entry |= self.step.drain()
         if round(epoch) % self.experiment.evaluate_every == 0 or done == self.num_steps:
             networks = self._judged_networks(done)
-            for name, inputs, truth in self.splits.judged if self.run is not None else ():
-                seen = self._pass().over(networks, inputs, with_features=False)
+            for name, inputs, truth in self.splits.judged:
+                seen = self._pass().together(networks, inputs)
                 self._check_images(seen.unreadable.values())
                 entry[f"{name}_accuracy"] = metrics.accuracy(seen.predictions.logits, truth[seen.predictions.indices])
         if done == self.num_per_epoch * (self.experiment.propagate_at or 0):
@@ -281,7 +281,7 @@ class _Training:
 
     def _observe_all(self) -> None:
         """Under mixup no step sees an example as it is, so look at all of them."""
-        seen = self._pass().over([self.step.learners[0].network], self.splits.inputs, with_features=False).predictions
+        seen = self._pass().together([self.step.learners[0].network], self.splits.inputs).predictions
         is_trained = torch.isin(seen.indices, self.splits.train)
         logits, indices = (part[is_trained].to(self.device) for part in (seen.logits, seen.indices))
         observe_(self.step.dynamics, logits, self.step.setting.given[0][indices], indices)

@@ -37,6 +37,11 @@ def call_all(rank: int) -> dict[str, Tensor]:
     )  # strides of 0
     seen["second gradient of gather is refused"] = torch.tensor(_refuses_to_differentiate_twice(rank))
     seen["gather of a transposed tensor"] = dist.gather(rows_of(rank).T)
+    cpu = torch.device("cpu")
+    seen["join"] = dist.join(rows_of(rank)[:rank], cpu)  # the first process has none
+    seen["join of nothing"] = dist.join(rows_of(rank)[:0], cpu)
+    told = dist.tell_all("é" * rank, cpu)
+    seen["tell_all"] = torch.tensor([len(text) for text in told])
 
     own = rows_of(rank).requires_grad_()
     summed = dist.total(own)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 
 from distributed.collectives import call_all
+from distributed.looks import look_all
 from distributed.scenarios import SCENARIOS, train
 
 
@@ -21,6 +22,8 @@ def main(folder: Path, rank: int, num_ranks: int) -> None:
     doing = "the collectives"
     try:
         results = {"collectives": call_all(rank)}
+        doing = "the looks"
+        results["looks"] = look_all(folder, rank)
         for doing, scenario in SCENARIOS.items():
             results[doing] = train(scenario, rank, num_ranks)
     except Exception:

@@ -12,7 +12,9 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from faults.jobs import SMALL, STEPS, assert_same, is_over, read_counter, words_of
+from faults.jobs import SMALL, STEPS, assert_same, is_over, last_checkpoint, read_counter, words_of
+from nearsay.datasets import Toy
+from nearsay.metrics import accuracy
 
 CHILDREN = "/proc/{0}/task/{0}/children"
 TIMEOUT = 3  # seconds that a rank waits for the other
@@ -60,6 +62,39 @@ class Forgetful:
 
 def recipe(epochs: float = 4):
     return replace(toy(epochs=epochs), backbone=Forgetful())
+'''
+
+
+SLOW = '''
+"""A toy whose network takes half a second for a batch when it is judged: longer for them all than a rank may wait."""
+
+import time
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from nearsay.datasets import Toy
+from nearsay.models import MLP
+from nearsay.recipes.toy import recipe as toy
+
+
+def wait(network, _):
+    if not network.training:
+        time.sleep(0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    inner: MLP = MLP(hidden=(16,))
+
+    def build(self, num_classes, *, num_inputs, seed=0):
+        network = self.inner.build(num_classes, num_inputs=num_inputs, seed=seed)
+        network.register_forward_pre_hook(wait)
+        return network
+
+
+def recipe():
+    return replace(toy(epochs=1), data=Toy(num_train=500, num_test=6000), backbone=Slow(), batch_size=64)
 '''
 
 
@@ -134,6 +169,30 @@ def test_two_ranks_learn_what_one_process_learns(server, tmp_path, name):
 @pytest.mark.parametrize("name", ["a mixed perceptron", "a residual network"])
 def test_two_ranks_learn_what_one_process_learns_with_other_losses(server, tmp_path, name):
     check_together(server, tmp_path, name)
+
+
+def test_a_rank_does_not_wait_for_a_long_evaluation_by_another(server, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = [str(tmp_path / "slow.py"), "--set", "machine.timeout=2"]
+    run = server.finish(tmp_path / "run", *words, launch="fork")
+    alone = load_file(run / "predictions" / "test.safetensors")["logits"]  # by one rank, when the others have gone
+    truth = Toy(num_train=500, num_test=6000).open("test").labels.clean
+    assert read_log(run)[-1]["test_accuracy"] == accuracy(alone, truth)
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, "fork"), ("fork", None)], ids=["one, then two", "two, then one"])
+def test_a_run_goes_on_with_another_number_of_ranks(server, whole, tmp_path, first, second):
+    job = server.start(tmp_path / "run", *words_of("mixup"), launch=first)
+    counter = job.counter if first is None else job.counter.with_name(f"{job.counter.name}-0")
+    assert job.until(lambda: read_counter(counter)[1] >= STEPS // 2), job.said
+    job.signal_group(signal.SIGKILL)
+    job.end()
+    assert last_checkpoint(tmp_path / "run") > 0
+    run, one = server.finish(tmp_path / "run", *words_of("mixup"), launch=second), whole("mixup")
+    found, expected = load_file(run / "model.safetensors"), load_file(one / "model.safetensors")
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)  # rounding of half a run
+    for entry, other in zip(read_log(run), read_log(one), strict=True):
+        assert entry == pytest.approx(other, rel=1e-5, abs=1e-5)
 
 
 @pytest.fixture(scope="module")
