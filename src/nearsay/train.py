@@ -277,6 +277,7 @@ class _Training:
             found, share = propagate(seen, given.cpu(), self.splits.labels.clean, self.splits.train)
             given.copy_(found)
             shares.append(share)
+        dist.broadcast_(self.step.setting.given)  # BatchNorm may count on each process for itself
         return shares[0]
 
     def _observe_all(self) -> None:

@@ -231,6 +231,14 @@ def test_a_rank_that_was_killed_goes_on_with_the_draws_of_its_own_network(server
     check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
 
 
+def test_ranks_that_count_statistics_each_for_itself_learn_the_same_propagated_labels(server, tmp_path):
+    """Else a rank that is started again would learn those of the first, and not its own as before."""
+    words = [*words_of("ncr"), "--set", "backbone.batch_norm=true", "--set", "backbone.statistics=process"]
+    words += ["--set", "propagate_at=1"]
+    whole = server.finish(tmp_path / "whole", *words, launch="fork")
+    check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "launch", "attempts"),
