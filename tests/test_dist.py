@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import cache
 
 import pytest
@@ -322,3 +324,33 @@ def test_a_process_learns_that_another_one_has_gone():
     assert second["lost"].startswith("process 1 lost the others (")
     assert second["lost"].endswith("); start them again, and the run goes on from its checkpoint")
     assert second["code"] == 70
+
+
+# Waits for a process that never comes; leaves by Ctrl-C, as a terminal sends it, and not before.
+ALONE = """
+import signal, torch
+from nearsay import dist
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("waiting", flush=True)
+with dist.joined(torch.device("cpu"), 60.0):
+    pass
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ctrl_c_ends_the_wait_for_the_others(rank):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ALONE], env={**os.environ, **group}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout.readline() == b"waiting\n"
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == -signal.SIGINT
+        finally:
+            process.kill()

@@ -4,6 +4,8 @@ All processes call them in the same order with tensors of equal shapes: pad batc
 """
 
 import os
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -72,7 +74,8 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
     if launch().size == 1 or distributed.is_initialized():
         yield
         return
-    _meet("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout))
+    with _ended_by_interrupts():
+        _meet("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout))
     try:
         yield
     except RuntimeError as error:
@@ -207,6 +210,20 @@ class _Gather(torch.autograd.Function):
         summed = gradient.contiguous().clone()
         distributed.all_reduce(summed)
         return summed.chunk(num_processes())[rank()]
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: torch waits for the others outside of Python, which would hear it later."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _meet(backend: str, timeout: timedelta) -> None:
