@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nearsay import splits
+from nearsay import dist, splits
 from nearsay.core import Files, Labels, NoSplit, Split
 from nearsay.datasets import Folder, Toy
 from nearsay.experiment import Experiment
@@ -265,6 +265,14 @@ def test_an_order_has_the_examples_that_are_not_held_out():
     assert (made.batch_size, made.batches_per_pass, made.seed) == (20, 3, 4)
     assert torch.cat([made.batch(step) for step in range(3)]).sort().values.equal(found.train)
     assert make_order(replace(wished, batch_size=1000), found).batch_size == 60
+
+
+def test_a_batch_that_processes_cannot_share_is_refused_with_the_cure(monkeypatch):
+    wished = replace(given_splits(train=labels(0, 1, 2, 0)), batch_size=3)
+    found = open_splits(wished)
+    monkeypatch.setattr(dist, "num_processes", lambda: 2)
+    with pytest.raises(ValueError, match=r"batch_size=3 for 4 examples .* 2 processes; give a multiple of 2, or start"):
+        make_order(wished, found)
 
 
 @pytest.mark.parametrize("is_known", [True, False])

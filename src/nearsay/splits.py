@@ -114,7 +114,10 @@ def make_order(experiment: Experiment, splits: Splits) -> Order:
     num = dist.num_processes()
     size = min(experiment.batch_size, len(splits.train))
     if experiment.batch_size % num or size < num:
-        raise ValueError(f"batch_size={experiment.batch_size} cannot be shared evenly by {num} processes")
+        raise ValueError(
+            f"batch_size={experiment.batch_size} for {len(splits.train)} examples cannot be shared evenly by {num} "
+            f"processes; give a multiple of {num}, or start fewer"
+        )
     if size < 2:
         raise ValueError(f"{len(splits.train)} example to train on is too few: it has no neighbor; give 2 or more")
     kinds = splits.labels.given[splits.train] if experiment.balanced else None
