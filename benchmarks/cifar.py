@@ -60,15 +60,17 @@ def _parse(words):
     run.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
     run.add_argument("--labels", type=Path, help="the file of CIFAR-10N; without it, its runs are left out")
     run.add_argument("--outside", type=Path, help="folder of CIFAR-100; without it, open-set noise is left out")
-    run.add_argument("--only", default="", help="a regular expression that names of runs have to contain")
+    run.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
     run.add_argument("--tier", choices=("A", "B", "C"))
     run.add_argument("--seconds", type=float, default=float("inf"), help="when to stop; by default at the end")
     run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
     run.add_argument(
         "--runs", type=Path, default=Path("runs/cifar"), help="folder of the runs; who shares it shares the work"
     )
-    run.add_argument("--keep", default="$^", help="a regular expression: run folders that stay after they are recorded")
-    run.add_argument("--audit", default="human", help="a regular expression: runs whose labels are audited as well")
+    run.add_argument(
+        "--keep", type=_expression, default="$^", help="a regular expression: run folders that stay once recorded"
+    )
+    run.add_argument("--audit", type=_expression, default="human", help="a regular expression: runs to audit as well")
     run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
     run.add_argument("--results", type=Path, default=ROOT / "results")
     run.add_argument("--again", action="store_true", help="also run what is done")
@@ -83,6 +85,14 @@ def _parse(words):
     put.add_argument("--replace", action="store_true", help="overwrite results that differ")
     put.set_defaults(act=take_merged)
     return parser.parse_args(words)
+
+
+def _expression(text):
+    try:
+        return re.compile(text)
+    except re.error as error:
+        cure = "write \\ before a sign that stands for itself"
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error}); {cure}") from error
 
 
 def run_queue(arguments):

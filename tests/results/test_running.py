@@ -242,6 +242,16 @@ def test_how_many_are_left_out_is_told(tmp_path, capsys):
         assert capsys.readouterr().err.startswith(told)
 
 
+@pytest.mark.parametrize("option", ["--only", "--keep", "--audit"])
+def test_what_is_no_regular_expression_is_refused_in_a_sentence(run, tmp_path, capsys, option):
+    with pytest.raises(SystemExit) as stopped:
+        run([toy("one")], option, "[")
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option}: '[' is no regular expression (unterminated character set at position 0); write" in told
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_folder_may_be_kept(run, tmp_path):
     run([toy("one"), toy("two", "method=standard")], "--keep", "two")
     assert not (tmp_path / "runs" / "one").exists()
