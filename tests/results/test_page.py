@@ -150,6 +150,17 @@ def test_the_better_direction_is_named_by_held_out_examples(tmp_path):
     assert "on average `released` is, by 2.00 points" in text
 
 
+@pytest.mark.parametrize("more", [0, 1])  # of a point at the first rate, and as much less at the last
+def test_directions_that_are_as_good_tie(tmp_path, more):
+    made = [
+        record(ablated(rate, point), 0.9, held_out=0.7 + (0.01 * sign * more if point.variant == "released" else 0))
+        for rate, sign in zip(RATES, (-1, 0, 1), strict=True)
+        for point in (*STAGES["alpha"], *RELEASED)
+    ]
+    told = f"`paper` is ahead at {more} of 3 noise rates on held-out examples; on average they tie."
+    assert told in page(tmp_path, *made)
+
+
 def test_a_run_of_other_settings_than_the_recipe_has_now_is_marked(tmp_path):
     made = record(cell(WORST, "ncr"), 0.8)
     made["experiment"]["objective"]["alpha"] = 0.3

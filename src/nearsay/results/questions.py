@@ -135,9 +135,10 @@ def _verdict(gaps: Sequence[float], seeds: Sequence[int]) -> str:
     wins = sum(gap > 0 for gap in gaps)
     better = "paper" if mean > 0 else "released"
     told = "one seed" if min(seeds) == 1 else f"{min(seeds)} seeds"
+    found = "they tie" if round(mean, 2) == 0 else f"`{better}` is, by {abs(mean):.2f} points"
     return (
         f"With α chosen for each, `paper` is ahead at {wins} of {len(gaps)} noise rates on held-out examples; on "
-        f"average `{better}` is, by {abs(mean):.2f} points ({told} of each setting)."
+        f"average {found} ({told} of each setting)."
     )
 
 
