@@ -151,9 +151,28 @@ def test_short_features_are_foreign():
         (torch.zeros(2, 3, 32, 32), "must be (N, 3, H, W) of uint8"),
         (torch.zeros(2, 32, 32, dtype=torch.uint8), "must be (N, 3, H, W) of uint8"),
         (torch.zeros(3, 3, 32, 32, dtype=torch.uint8), "2 labels but 3 images"),
+        (torch.zeros(2, 3, 0, 32, dtype=torch.uint8), "images of shape (2, 3, 0, 32) and torch.uint8 must be"),
+        (
+            "photos/",
+            "images of type str are no array of pixels; they must be stacked as (N, 3, H, W) of uint8, all of one size",
+        ),
+        (["one.png", "two.png"], "images of type list are no array of pixels"),
+        ([np.zeros((3, 32, side), np.uint8) for side in (32, 16)], "images of type list are no array of pixels"),
+        (np.array([None, None]), "images of type ndarray are no array of pixels"),
+        (object(), "images of type object are no array of pixels"),
+        ([Image.new("RGB", (32, 32))] * 2, "images of shape (2, 32, 32, 3) and torch.uint8 must be (N, 3, H, W)"),
     ],
 )
 def test_images_that_cannot_be_meant_are_refused(images, complaint):
     with pytest.raises(ValueError, match="must be") as caught:
         audit([0, 1], features=torch.eye(2), images=images)
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [list, lambda images: images.flip(1).numpy()[:, ::-1]])
+def test_images_may_be_a_list_or_have_their_colors_turned_round(tiles, kept):
+    tiles = tiles[:12]
+    given = torch.arange(12) % 2
+    features = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    one, other = (audit(given, features=features, images=images) for images in (tiles, kept(tiles)))
+    assert torch.equal(one.ood_scores, other.ood_scores)

@@ -61,6 +61,20 @@ def read_inputs(
     return Inputs(given, names, beliefs, points, seen)
 
 
+def read_images(images: Any) -> Tensor:
+    """The pixels as a tensor of whatever shape and type they are; ValueError where they are no numbers at all."""
+    if isinstance(images, Tensor):
+        return images
+    try:
+        array = np.asarray(images)
+        return _shared(array if min(array.strides, default=0) >= 0 else array.copy())  # torch knows no other strides
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"images of type {type(images).__name__} are no array of pixels; they must be stacked as (N, 3, H, W) of "
+            "uint8, all of one size"
+        ) from error
+
+
 def _labels(labels: Any, classes: tuple[str | int, ...] | None, width: int | None) -> tuple[Tensor, tuple[str, ...]]:
     """(N,) class numbers, −1 for unlabeled, and the names of the classes."""
     places = None  # of classes that are numbers

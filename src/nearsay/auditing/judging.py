@@ -30,7 +30,7 @@ from torch import Tensor
 from nearsay.auditing import estimating
 from nearsay.auditing.estimating import NoiseRate
 from nearsay.auditing.evidence import Evidence, closeness, connected, fullness, gather_evidence, votes
-from nearsay.auditing.inputs import Dynamics, Inputs, read_inputs
+from nearsay.auditing.inputs import Dynamics, Inputs, read_images, read_inputs
 from nearsay.auditing.pictures import LEAST_SIDE, Thumbnails, same_pictures, shrink, usualness
 from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
@@ -304,7 +304,7 @@ def _pictures(images: Any, num: int) -> Thumbnails | None:
     """None also for pictures that are too small to be told apart."""
     if images is None:
         return None
-    pictures = images if isinstance(images, Thumbnails) else shrink(torch.as_tensor(images))
+    pictures = images if isinstance(images, Thumbnails) else shrink(read_images(images))
     if len(pictures.gray) != num:
         raise ValueError(f"{num} labels but {len(pictures.gray)} images; there must be as many")
     return pictures if pictures.gray.shape[1] >= LEAST_SIDE else None

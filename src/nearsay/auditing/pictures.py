@@ -47,7 +47,7 @@ class Thumbnails(NamedTuple):
 
 def shrink(images: Tensor) -> Thumbnails:
     """Thumbnails of (N, 3, H, W) uint8 images that are all of one size."""
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
         raise ValueError(f"images of shape {tuple(images.shape)} and {images.dtype} must be (N, 3, H, W) of uint8")
     side = max(1, min(SIDE, *images.shape[2:]))
     grays, colors, statistics = [], [], []
