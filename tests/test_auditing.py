@@ -911,6 +911,8 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         (["a", "b"], {**GOOD, "classes": ["a", "c"]}, "label 'b' is none of the classes 'a', 'c'"),
         (["a", "a"], GOOD, "2 columns but there are 1 classes"),
         ([0, 1], {**GOOD, "classes": ["a", "a"]}, "no name twice"),
+        ([0, 1], {**GOOD, "classes": 2}, "classes=2 must be the names of the classes, a list of text"),
+        ([0, 1], {**GOOD, "classes": "ab"}, "classes='ab' must be the names"),
         ([0, 1], {**GOOD, "classes": []}, "at least one name"),
         ([0, 1], {**GOOD, "k": 0}, "k=0 must be"),
         ([0, 1], {**GOOD, "k": 1001}, "k=1001 must be 1000 at most"),
