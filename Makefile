@@ -35,7 +35,6 @@ $(FULL)/full: requirements/full.txt pyproject.toml
 	@touch $@
 
 demo: .venv/core  ## train on noisy labels with and without NCR, and write a report (a minute)
-	@echo "Digits, 40 % of the labels drawn at random: cross-entropy against NCR, three seeds each ..."
 	@$(BIN)/nearsay demo
 
 test: .venv/test  ## run the tests (a few minutes)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
+from nearsay.commands.compare import DEMO_TITLE
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -50,3 +52,13 @@ def test_an_environment_that_was_left_without_pip_is_set_up_again(tmp_path):
         (tmp_path / name).chmod(0o755)
     made = subprocess.run(["make", ".venv/core", "PYTHON=./python"], cwd=tmp_path, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
+
+
+def test_the_demonstration_says_what_it_is_once(tmp_path):
+    """The command has a heading of its own."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    words = ["make", "demo", "--assume-old", ".venv/core", "BIN=."]
+    (tmp_path / "nearsay").write_text(f"#!/bin/sh\necho '{DEMO_TITLE}: once'\n")
+    (tmp_path / "nearsay").chmod(0o755)
+    made = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert (made.stdout.count(DEMO_TITLE), made.returncode) == (1, 0)
