@@ -59,6 +59,17 @@ def test_steps_before_a_restart_are_not_counted(now):
     assert clock.rate == 10 * 4 / 2
 
 
+def test_how_fast_an_earlier_process_was_counts_until_the_first_step(now):
+    clock = host.Clock(10)
+    clock.resume(70.0)
+    clock.restart(1000)
+    clock.look(1000)
+    assert clock.rate == 70
+    now.seconds += 2
+    clock.look(1004)
+    assert clock.rate == 10 * 4 / 2
+
+
 def test_a_look_without_a_step_counts_nothing(now):
     clock = host.Clock(10)
     clock.look(0)

@@ -323,6 +323,15 @@ def test_steps_of_an_earlier_process_do_not_count_as_fast(tmp_path, monkeypatch)
     assert 0 < result["images_per_second"] <= SIZE
 
 
+def test_a_run_with_no_step_left_keeps_how_fast_it_was(tmp_path):
+    first = train(SMALL, tmp_path)
+    (tmp_path / "result.json").unlink()
+    told = Told()
+    again = train(SMALL, tmp_path, display=told)
+    assert told.facts["resumed_at"] == 18 == first["steps"]
+    assert again["images_per_second"] == first["images_per_second"] > 0
+
+
 def test_a_damaged_checkpoint_is_passed_over_with_a_note_that_names_both(tmp_path, finished):
     _, folder = finished
     experiment = replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=7))

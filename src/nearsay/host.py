@@ -39,6 +39,10 @@ class Clock:
         self._seconds, self._steps, self._is_warm = 0.0, 0, False
         self._first = 0.0
 
+    def resume(self, rate: float) -> None:
+        """Images per second of an earlier process, which are those of the run until this one has made a step."""
+        self._first = rate
+
     @property
     def rate(self) -> float:
         """Images per second of the steady state; of the first steps, if there were no others."""

@@ -183,6 +183,7 @@ class _Training:
         self.stage = state["stage"]
         self.skipped = dict.fromkeys(state["skipped"])
         self.began -= state["seconds"]
+        self.clock.resume(state.get("images_per_second", 0.0))  # early checkpoints have none
         return int(state["step"])
 
     def _restore(self, found: Checkpoint) -> None:
@@ -210,6 +211,7 @@ class _Training:
             "sums": self.step.names,
             "skipped": list(self.skipped),
             "seconds": time.perf_counter() - self.began,
+            "images_per_second": self.clock.rate,
         }
         self.run.save(done, {**learned, **generators}, state)
         self.clock.restart(done)
