@@ -222,6 +222,7 @@ def test_the_card_tells_data_method_noise_accuracy_and_limits(features_run, tmp_
     assert "60 training examples; label noise of 40.0% was added on purpose; " in card
     assert f"; {result['labels']['effective_rate']:.1%} of labels are wrong." in card
     assert f"| test | {result['accuracy']['test']['final']:.4f} |" in card
+    assert "| split | final epoch | mean of the last ten at most |" in card  # there is one
     assert '"kind": "NCR"' in card
     assert "normalized inside" in card
     assert "not outvoted but learned" in card

@@ -325,7 +325,7 @@ def _accuracy_lines(trained: Trained, result: Mapping[str, Any] | None) -> list[
         "judge the model by labels that you trust."
     )
     told = ["", doubt] if "validation" in accuracy and in_doubt else []
-    return ["| split | final epoch | mean of the last ten |", "|---|---|---|", *rows, *told]
+    return ["| split | final epoch | mean of the last ten at most |", "|---|---|---|", *rows, *told]
 
 
 def _without_folders(tree: Any) -> Any:  # Any: what JSON can hold

@@ -14,7 +14,7 @@ from nearsay.propagation import propagate_labels
 
 
 def summarize(entries: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """The last accuracy, which is the result, and beside it the best and the mean of the last ten."""
+    """The last accuracy, which is the result; beside it the best, and the mean of the last ten or all, if fewer."""
     seen = [(entry[name], entry["epoch"]) for entry in entries if name in entry]
     best, epoch = max(seen, key=lambda pair: (pair[0], -pair[1]))
     last = [accuracy for accuracy, _ in seen[-10:]]

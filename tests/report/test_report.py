@@ -322,6 +322,12 @@ def test_a_matrix_too_large_to_be_read_is_left_out(told, tmp_path, monkeypatch, 
     assert len(calls) == num_maps
 
 
+def test_a_run_of_fewer_than_ten_epochs_is_not_said_to_have_them(told, tmp_path):
+    words = told(write_run(tmp_path / "a")).words()
+    assert "last 10 epochs at most (%)" in words
+    assert "the mean over the last 10 epochs, or over all of a shorter run;" in words
+
+
 def test_runs_without_a_test_set_are_compared_on_held_out_examples(told, tmp_path):
     held_out = {"accuracy": {"validation": {"final": 0.625, "last_10": 0.5}}}
     as_given = write_run(tmp_path / "a", result=held_out)

@@ -43,7 +43,7 @@ def results(comparison: Comparison) -> Section:
     groups, split = comparison
     columns = [
         Column("final accuracy (%)", ("accuracy", split or "", "final"), 100, 2),
-        Column("last 10 epochs (%)", ("accuracy", split or "", "last_10"), 100, 2),
+        Column("last 10 epochs at most (%)", ("accuracy", split or "", "last_10"), 100, 2),
         Column("memorized (%)", ("memorization", "memorized"), 100, 1),
         Column("corrected (%)", ("memorization", "corrected"), 100, 1),
         Column("AUROC", ("detection", "auroc"), 1, 3),
@@ -60,7 +60,7 @@ def results(comparison: Comparison) -> Section:
     ]
     explained = paragraph(
         f"Accuracy is that on the {split_text(comparison)}: final after the last epoch, and the mean over the last 10 "
-        "epochs; no epoch and no seed is picked.",
+        "epochs, or over all of a shorter run; no epoch and no seed is picked.",
         "Memorized and corrected are about training examples whose label is wrong: the share for which the network "
         "predicts that wrong label, and the share for which it predicts the true class.",
         "AUROC is the chance that the network trusts a wrong label less than a right one: 0.5 is guessing, 1 perfect.",
