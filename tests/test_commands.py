@@ -487,6 +487,20 @@ def test_accuracies_by_cleaned_labels_and_by_others_are_told_apart(
     assert ("judged by different labels, which makes cleaned ones look better" in capsys.readouterr().err) == told
 
 
+def test_one_file_of_labels_is_one_judge_however_it_is_written(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folders = [shutil.copytree(run, tmp_path / run.name) for run in runs[:2]]
+    for folder, file in zip(folders, ("a/cleaned.npz", str(tmp_path / "a" / "cleaned.npz")), strict=True):
+        origin = json.loads((folder / "experiment.json").read_text())
+        origin["experiment"]["relabeled"] = file
+        origin["overrides"] = [f"relabeled={file}"]
+        (folder / "experiment.json").write_text(json.dumps(origin))
+    [group] = compare.compare(folders, split="validation")
+    assert [row["seed"] for row in group.rows] == [0, 1]
+    assert cli.main(["compare", *map(str, folders), "--split", "validation"]) == 0
+    assert "different labels" not in capsys.readouterr().err
+
+
 def test_runs_that_look_alike_are_told_by_the_names_of_their_folders(runs, tmp_path):
     again = shutil.copytree(runs[0], tmp_path / "again")
     origin = json.loads((again / "experiment.json").read_text())

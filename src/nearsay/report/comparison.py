@@ -62,8 +62,7 @@ def _knows_validation(run: FinishedRun) -> bool:
 
 def _made_anew(run: FinishedRun) -> str | None:
     """The file of labels in place of those of the data, if examples that were held out have theirs from it too."""
-    file = run.settings.get("relabeled")
-    return file if isinstance(file, str) and run.num_held_out else None
+    return run.relabeled() if run.num_held_out else None
 
 
 def source(groups: Sequence[Group]) -> str:

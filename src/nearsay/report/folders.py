@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class FinishedRun:
         for name in names:
             value = value.get(name) if isinstance(value, dict) else None
         return _finite(value)
+
+    def relabeled(self) -> str | None:
+        """The file of labels in place of those of the data, in one spelling however it was written; None without."""
+        file = self.settings.get("relabeled")
+        return os.path.realpath(file) if isinstance(file, str) else None
 
     def is_wrong(self) -> Tensor | None:
         """(n,) whether the given label is not the true class; None if the truth is unknown."""

@@ -78,7 +78,8 @@ def _identity(run: FinishedRun) -> str:
     argument or override says so.
     """
     chosen = [each for each in (*_pairs(run), *run.overrides) if _key(each).endswith("seed") and _key(each) != "seed"]
-    return json.dumps([run.recipe, _unseeded(run.settings), sorted(chosen)], sort_keys=True)
+    settings = {**run.settings, "relabeled": run.relabeled()}
+    return json.dumps([run.recipe, _unseeded(settings), sorted(chosen)], sort_keys=True)
 
 
 def _unseeded(tree: Any) -> Any:
