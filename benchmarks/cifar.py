@@ -48,9 +48,9 @@ def main(words=None):
     arguments = _parse(words)
     try:
         return arguments.act(arguments)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 65
+    except (OSError, ValueError) as error:
+        print(f"error: {explain(error, exit_code(error))}", file=sys.stderr)
+        return exit_code(error)
 
 
 def _parse(words):
@@ -209,12 +209,12 @@ def take_merged(arguments):
     """Put the records of a merged file into results/."""
     try:
         merged = json.loads(arguments.merged.read_text("utf-8"))
-        records = merged["records"]
+        records, failed = list(merged["records"]), dict(merged.get("failed", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{arguments.merged} is no file of this script: {error}") from error
     fresh = take(records, arguments.results, commit=arguments.commit, replace=arguments.replace)
     print(f"{len(fresh)} of {len(records)} results are new in {arguments.results}; nearsay results makes the page.")
-    for name, reason in merged.get("failed", {}).items():
+    for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
     return 0
 

@@ -262,3 +262,21 @@ def test_what_is_no_merged_file_is_refused_in_a_sentence(tmp_path, capsys):
     (tmp_path / "merged").write_text("[]")
     assert cifar.main(["take", str(tmp_path / "merged"), "--results", str(tmp_path)]) == 65
     assert "is no file of this script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["run", "--queue", "three.json", "--list"], 65, "three.json is no queue of runs: "),
+        (["run", "--only", "^none$", "--runs", "three.json"], 74, "error: three.json/sharing: Not a directory"),
+        (["run", "--only", "^none$", "--runs", "runs", "--out", "three.json"], 74, "error: three.json: File exists"),
+        (["take", "records.json"], 65, "records.json is no file of this script: "),
+        (["take", "failed.json"], 65, "failed.json is no file of this script: "),
+    ],
+)
+def test_files_that_cannot_be_meant_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, words, code, told):
+    monkeypatch.chdir(tmp_path)
+    for name, tree in {"three": [3], "records": {"records": 3}, "failed": {"records": [], "failed": 3}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(tree))
+    assert cifar.main([*words, "--results", str(tmp_path / "taken")]) == code
+    assert told in capsys.readouterr().err.splitlines()[-1]

@@ -162,7 +162,7 @@ def read_queue(path: Path) -> list[Wanted]:
     """What a file of `write_queue` says; ValueError if it is none."""
     try:
         return [_read(each) for each in json.loads(path.read_text("utf-8"))]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is no queue of runs: {error}; make it again with nearsay results") from error
 
 
