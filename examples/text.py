@@ -6,6 +6,7 @@ with `text`, the true `label`, and `mv`, a majority vote of weak rules (-1 where
 one half of the training sentences; what is printed is of the other half, and of the test sentences.
 """
 
+import argparse
 import json
 import lzma
 import sys
@@ -105,9 +106,14 @@ def self_confidence(features, labels, *, seed, C, balanced):
 def load(path):
     """The training and the test sentences that a weak rule applies to."""
     opened = lzma.open if Path(path).suffix == ".xz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        content = json.load(file)
-    return _covered(content["train"][:NUM_TRAIN]), _covered(content["test"])
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            content = json.load(file)
+        return _covered(content["train"][:NUM_TRAIN]), _covered(content["test"])
+    except (OSError, EOFError, ValueError, TypeError, LookupError, lzma.LZMAError) as error:
+        raise ValueError(
+            f"{path} is no file of weakly labeled text, as the top of this script tells: {error}"
+        ) from error
 
 
 def compare(train, test):
@@ -165,8 +171,15 @@ def _selected(sentences, rows):
 
 def main(arguments):
     """Compare on a file, or show the most doubtful labels of the questions."""
-    if arguments:
-        print("\n".join(compare(*load(arguments[0]))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", metavar="FILE", help="weakly labeled text")
+    path = parser.parse_args(arguments).file
+    if path is not None:
+        try:
+            train, test = load(path)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+        print("\n".join(compare(train, test)))
         return
     questions = make_questions()
     features = make_embedder(32).fit_transform(questions.texts)

@@ -245,6 +245,21 @@ def test_the_example_on_text_compares_what_a_file_holds(tmp_path, monkeypatch, c
     assert accuracy.startswith("accuracy on 12 test sentences: the votes 0.917, ")
 
 
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"train": [{"mv": 0}], "test": []}'])
+def test_what_the_example_on_text_cannot_compare_is_told_in_a_sentence(tmp_path, content):
+    path = tmp_path / "weak.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit, match=r"^error: .*weak\.json is no file of weakly labeled text, "):
+        text.main([str(path)])
+
+
+def test_the_example_on_text_tells_what_it_does(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        text.main(["--help"])
+    assert "majority vote of weak rules" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     links = re.findall(r"\]\(([^)\s]+)\)", without_blocks(read(document)))
