@@ -30,6 +30,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import safetensors.torch
@@ -79,8 +80,7 @@ def measure(folder: Path, *, folds: bool) -> dict[str, Any]:
     }
     row["cleanlab"] = by_cleanlab(given, probabilities, is_wrong, truth)
     if folds:
-        outside = out_of_sample(folder, indices, given)
-        row["cleanlab_out_of_sample"] = by_cleanlab(given, outside, is_wrong, truth)
+        row["cleanlab_out_of_sample"] = by_cleanlab(given, out_of_sample(folder, indices, given), is_wrong, truth)
     return row
 
 
@@ -161,8 +161,11 @@ def clean_and_repeat(folder: Path) -> dict[str, Any]:
 
 def verify(folder: Path, path: Path) -> dict[str, Any]:
     """Where the verified errors of the test set stand among all its labels, the most suspicious first."""
-    with np.load(path, allow_pickle=False) as arrays:
+    try:
+        arrays = np.load(path, allow_pickle=False)
         original, corrected = (torch.from_numpy(arrays[name].astype(np.int64)) for name in ("original", "corrected"))
+    except (ValueError, LookupError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{path} is no .npz with the whole numbers original and corrected ({error})") from error
     tensors = safetensors.torch.load_file(folder / "predictions" / "test.safetensors")
     order = tensors["indices"].argsort()
     if len(order) != len(original):
@@ -225,9 +228,8 @@ def rank_foreign(images: Tensor, labels: Tensor, strangers: Tensor, kinds: list[
     """AUROC of the out-of-distribution score, over all foreign images and over those of each kind."""
     pictures = torch.cat([images, strangers])
     features = torch.cat([functional.adaptive_avg_pool2d(some.float(), 8).flatten(1) for some in pictures.split(4096)])
-    found = nearsay.audit(
-        torch.cat([labels, torch.zeros(len(kinds), dtype=torch.int64)]), features=features, images=pictures
-    )
+    given = torch.cat([labels, torch.zeros(len(kinds), dtype=torch.int64)])
+    found = nearsay.audit(given, features=features, images=pictures)
     assert found.ood_scores is not None
     home, away = found.ood_scores[: len(images)], found.ood_scores[len(images) :]
     chosen = {kind: away[torch.tensor([each == kind for each in kinds])] for kind in KINDS if kind in kinds}
@@ -304,11 +306,9 @@ def show_measured(rows: list[dict[str, Any]]) -> None:
     print("\nwrong labels, %         truth   estimate (95 % interval)  cleanlab   matrix error: ours  cleanlab's")
     for row in rows:
         peer, rate = row["cleanlab"], row["rate"]
-        told = (
-            [NOT_INSTALLED] * 2
-            if peer == NOT_INSTALLED
-            else [f"{100 * peer['rate']:.1f}", f"{peer['matrix_error']:.4f}"]
-        )
+        told = [NOT_INSTALLED] * 2
+        if peer != NOT_INSTALLED:
+            told = [f"{100 * peer['rate']:.1f}", f"{peer['matrix_error']:.4f}"]
         interval = f"{100 * rate['estimate']:.1f} ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
         ours = "-" if row["matrix_error"] is None else f"{row['matrix_error']:.4f}"
         print(f"{row['run'][:22]:22}  {100 * rate['true']:5.1f}   {interval:24}  {told[0]:9}  {ours:>18}  {told[1]}")
@@ -335,11 +335,8 @@ def show_verified(rows: list[dict[str, Any]]) -> None:
     """Print median ranks."""
     print("median rank of the verified errors: by score, by confidence")
     for row in rows:
-        ranks = row["median_rank"]
-        print(
-            f"{row['run'][:22]:22}  {ranks['score']:8g}  {ranks['confidence']:8g}  of {row['num_labels']}; "
-            f"{row['num_errors']} errors"
-        )
+        ranks, told = row["median_rank"], f"of {row['num_labels']}; {row['num_errors']} errors"
+        print(f"{row['run'][:22]:22}  {ranks['score']:8g}  {ranks['confidence']:8g}  {told}")
 
 
 def show_found(rows: list[dict[str, Any]]) -> None:
@@ -363,7 +360,11 @@ def main() -> None:
     chosen = parser.parse_args()
     if bool(chosen.runs) == bool(chosen.planted or chosen.scale):
         parser.error("name at least one RUN, or none with --planted and --scale")
+    if (chosen.scale or 1) < 1 or chosen.classes < 2:
+        parser.error(f"--scale {chosen.scale} and --classes {chosen.classes} must be at least 1 row and 2 classes")
     try:
+        if chosen.out is not None:  # before anything is measured
+            chosen.out.parent.mkdir(parents=True, exist_ok=True)
         rows, show = _rows(chosen)
     except (OSError, ValueError, nearsay.run.RunError) as error:
         print(f"error: {explain(error, exit_code(error))}", file=sys.stderr)
@@ -372,7 +373,6 @@ def main() -> None:
     if chosen.out is not None:
         peers = {name: _version(name) for name in ("nearsay", "torch", "cleanlab", "faiss-cpu")}
         about = {"machine": platform.processor() or platform.machine(), "versions": peers, "rows": rows}
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(json.dumps(about, indent=1) + "\n")
         print(f"\nwritten to {chosen.out}")
 

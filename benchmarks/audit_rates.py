@@ -141,6 +141,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--num", type=int, default=100, help="so many seeds in a row")
     arguments = parser.parse_args()
+    if arguments.first < 0 or arguments.num < 1:
+        parser.error(f"--first {arguments.first} and --num {arguments.num} must be at least 0 and 1")
     warnings.filterwarnings("ignore")  # of fits that have not converged
     rows: dict[str, list[tuple[float, float, float, float]]] = {"both": [], "features": [], "probabilities": []}
     for seed in range(arguments.first, arguments.first + arguments.num):

@@ -224,11 +224,20 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="batch sizes m to measure")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a CUDA device, and torch finds none; take cpu")
+    out = arguments.out or Path(__file__).parent / "results" / f"loss-{arguments.device}.json"
+    try:  # before anything is measured
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {out} cannot be written ({error.strerror})")
     torch.set_num_threads(1)
     grid = CPU_GRID if arguments.device == "cpu" else GPU_GRID
     grid = sorted({*PAPER_SIZES.values(), *grid})
     if arguments.only:
         grid = [size for size in grid if size[0] in arguments.only]
+    if not grid:
+        parser.error(f"--only {arguments.only} names no batch size of the grid")
     rows = []
     for size in grid:
         rows.append(measure(*size, arguments.device, arguments.budget))
@@ -245,8 +254,6 @@ def main() -> None:
     if arguments.only and arguments.out is None:
         print("\nWrote nothing: this is a part of the grid; --out names a file for it")
         return
-    out = arguments.out or Path(__file__).parent / "results" / f"loss-{arguments.device}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.4g}"))
     out.write_text(json.dumps(rounded, indent=None, separators=(",", ":")).replace('{"m"', '\n{"m"') + "\n")
     print(f"\nWrote {out}")

@@ -29,6 +29,7 @@ from nearsay.loading import Order, Rows
 from nearsay.models import ResNet
 from nearsay.objectives import NCR, CrossEntropy
 from nearsay.optim import SGD, Cosine
+from nearsay.reasons import first_line
 from nearsay.step import Setting, Step, make_learners
 
 
@@ -272,7 +273,18 @@ def main():
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
+    for name, least in {"batch": 4, "width": 1, "steps": 1, "windows": 1, "workers": 0}.items():
+        if getattr(arguments, name) < least:
+            parser.error(f"--{name} {getattr(arguments, name)} must be at least {least}")
+    try:
+        device = torch.zeros(1, device=arguments.device).device
+    except (AssertionError, RuntimeError) as error:  # torch built without CUDA says the former
+        parser.error(f"--device {arguments.device} cannot be used here ({first_line(error)}); take cpu")
+    if arguments.out:
+        try:  # before anything is measured
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out {arguments.out} cannot be written ({error.strerror})")
     is_cuda = device.type == "cuda"
     torch.backends.cudnn.benchmark = is_cuda
     experiment = Experiment(
@@ -337,7 +349,6 @@ def main():
             f"usual loop, batch {size:4d}     {usual:9.0f} images/s; ours with NCR is {times} times as fast", flush=True
         )
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
         print(f"Wrote {arguments.out}")
 

@@ -145,3 +145,25 @@ def test_drawn_sheets_are_bright():
     drawn = planting._drawn("text", np.random.default_rng(0))
     assert isinstance(drawn, Image.Image)
     assert np.asarray(drawn).mean() > 150
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--scale", "-5"], 2, "--scale -5 and --classes 10 must be at least 1 row and 2 classes"),
+        (["--scale", "50", "--classes", "1"], 2, "--classes 1 must be"),
+        (["--scale", "50", "--out", "file/rows.json"], 74, "error: file: File exists"),
+        (["--verified", "file", "run"], 65, "file is no .npz with the whole numbers original and corrected"),
+        (["--verified", "one.npz", "run"], 65, "one.npz is no .npz with the whole numbers"),
+        (["--verified", "one.npy", "run"], 65, "one.npy is no .npz with the whole numbers"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_in_a_sentence(tmp_path, monkeypatch, capsys, words, code, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    np.savez("one.npz", original=[1, 2])
+    np.save("one.npy", [1, 2])
+    monkeypatch.setattr(sys, "argv", ["audit.py", *words])
+    with pytest.raises(SystemExit, match=str(code)):
+        benchmark.main()
+    assert told in capsys.readouterr().err.splitlines()[-1]

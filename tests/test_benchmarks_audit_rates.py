@@ -23,3 +23,11 @@ def test_sets_are_drawn_again_alike_and_counted(monkeypatch, capsys):
     benchmark.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["given", "both", "features", "probabilities"]
+
+
+@pytest.mark.parametrize("words", [["--num", "0"], ["--first", "-3"]])
+def test_seeds_that_cannot_be_meant_are_told_in_a_sentence(monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["audit_rates.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main()
+    assert "must be at least 0 and 1" in capsys.readouterr().err.splitlines()[-1]

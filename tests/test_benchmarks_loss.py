@@ -3,6 +3,7 @@ import sys
 
 import loss as benchmark
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -50,3 +51,22 @@ def test_a_part_of_the_grid_is_written_only_where_it_is_told_to(call, tmp_path, 
     summary = strict(tmp_path / "part.json")["summary"]
     assert summary["slowest_ratio"] == 2.0
     assert "slowest_ratio_from_1024" not in summary
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "cuda"], "--device cuda needs a CUDA device, and torch finds none; take cpu"),
+        (["--only", "7"], "--only [7] names no batch size of the grid"),
+        (["--out", "loss.py/new.json"], "--out loss.py/new.json cannot be written (File exists)"),
+    ],
+)
+def test_what_cannot_be_measured_or_written_is_told_before_anything_is(
+    call, tmp_path, monkeypatch, capsys, words, told
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loss.py").touch()
+    with pytest.raises(SystemExit, match="2"):
+        call(*words)
+    assert told in capsys.readouterr().err.splitlines()[-1]
