@@ -117,6 +117,11 @@ def test_what_is_hidden_or_no_image_is_skipped_and_counted(tmp_path):
     assert found.num_skipped == 7
 
 
+def test_photographs_that_cannot_be_decoded_are_listed(tmp_path):
+    folder = make(tmp_path, "cat/a.jpg", "cat/IMG_1.HEIC", "dog/b.jfif", "dog/c.avif")
+    assert folder.open("train").inputs.names == ("cat/IMG_1.HEIC", "cat/a.jpg", "dog/b.jfif", "dog/c.avif")
+
+
 def test_a_class_may_be_called_like_a_split(tmp_path):
     folder = make(tmp_path, "tank/a.jpg", "train/b.jpg", "test/c.jpg")
     assert listing(folder) == ({"tank/a.jpg": 0, "test/c.jpg": 1, "train/b.jpg": 2}, ("tank", "test", "train"))

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngInfo
 
-from nearsay.datasets.images import ENDINGS, MOST_PIXELS, ImageError, decode, is_image
+from nearsay.datasets.images import ENDINGS, FOREIGN, MOST_PIXELS, ImageError, decode, is_image
 
 
 def pixels(path):
@@ -44,13 +44,21 @@ def test_every_kind_of_image_is_decoded(tmp_path, ending):
     image.save(path, **({"lossless": True} if ending == ".webp" else {}))
     found = pixels(path)
     assert found.shape == (16, 24, 3)
-    if ending not in (".jpg", ".jpeg", ".gif"):
+    if ending not in (".jpg", ".jpeg", ".jfif", ".gif"):
         np.testing.assert_array_equal(found, np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("name", ["a", "a.txt", "jpg", "a.jpg.txt", "a.svg", "a.npy"])
 def test_other_names_are_no_images(name):
     assert not is_image(name)
+
+
+@pytest.mark.parametrize("ending", FOREIGN)
+def test_photographs_of_other_kinds_are_not_passed_over_but_named(tmp_path, ending):
+    path = tmp_path / f"IMG_0001{ending.upper()}"
+    assert is_image(path.name)
+    path.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    assert "PPM image; convert or remove it" in refused(path, "is no JPEG")
 
 
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])

@@ -13,8 +13,10 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from nearsay.core import Files
 from nearsay.reasons import one_line
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """What the name of an image ends with, in lower case."""
+FOREIGN = (".heic", ".heif", ".avif", ".jxl")
+"""Photographs that are not decoded: they count as images, so that each is named as unreadable and none is missed."""
 MOST_PIXELS = 64_000_000
 _MOST_BYTES = 8 * MOST_PIXELS  # four channels of 16 bits each, not compressed
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -27,7 +29,7 @@ class ImageError(ValueError):
 
 def is_image(name: str) -> bool:
     """Whether a file is called as images are."""
-    return name.lower().endswith(ENDINGS)
+    return name.lower().endswith(ENDINGS + FOREIGN)
 
 
 def decode(path: str | Path) -> Image.Image:
@@ -46,7 +48,7 @@ def decode(path: str | Path) -> Image.Image:
     except ImageError:
         raise
     except UnidentifiedImageError as error:
-        raise ImageError(f"{_quoted(path)} is no {', '.join(_FORMATS)} image; replace or remove it") from error
+        raise ImageError(f"{_quoted(path)} is no {', '.join(_FORMATS)} image; {_cure(path)} or remove it") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"{_quoted(path)} has more than {MOST_PIXELS // 10**6} million pixels; shrink it") from error
     except OSError as error:
@@ -121,6 +123,10 @@ def _to_rgb(path: str | Path, image: Image.Image) -> Image.Image:
     rgb = layer.convert("RGB")
     rgb.paste("white", mask=ImageOps.invert(layer.getchannel("A")))
     return rgb
+
+
+def _cure(path: str | Path) -> str:
+    return "convert" if os.fspath(path).lower().endswith(FOREIGN) else "replace"
 
 
 def _quoted(path: str | Path) -> str:
