@@ -105,6 +105,27 @@ def test_nothing_is_wider_than_the_window(opened, pictures, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [680, 702])  # A4 and letter without their margins
+def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(opened, pictures, width):
+    findings = make_findings(["cat", "dog", "emu"], inputs=pictures)
+    page = opened(audited.render(findings), viewport={"width": width, "height": 1000}, color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    columns = page.locator(".cards").evaluate("each => getComputedStyle(each).gridTemplateColumns.split(' ').length")
+    assert columns == 2
+    dots = "all => all.map(each => getComputedStyle(each).printColorAdjust)"  # printers leave backgrounds out
+    assert page.locator("#atlas-legend i").evaluate_all(dots) == ["exact"] * 3
+    assert page.locator(".stage").bounding_box()["height"] < 500  # its legend is on the same sheet
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_words_of_eight_letters_are_not_broken_below_a_neighbor(opened, pictures):
+    page = opened(audited.render(make_findings(["a triangle", "a rectangle", "circle"], inputs=pictures)))
+    page.set_viewport_size({"width": 1280, "height": 900})
+    tall = "all => all.map(e => [e.textContent, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)])"
+    lines = dict(page.locator(".near b").evaluate_all(tall))
+    assert lines["a triangle"] < 2.5
+
+
 def test_a_table_with_columns_out_of_sight_has_a_shade_at_its_edge(opened):
     headers = [f"number {number}" for number in range(8)]
     section = Section("A heading", table("A caption.", headers, [list(map(str, range(8)))]))
