@@ -134,13 +134,13 @@ def clean(
         limits = f"--relabel-above {RELABEL_ABOVE} --drop-below {DROP_BELOW}"
         told = f"; so only what you decided was changed; {limits} would change the rest too"
         print(f"note: {done.doubt}{told if relabel_above is None and drop_below is None else ''}.", file=sys.stderr)
-    if done.root is not None:
-        words = ["nearsay", "train", "manifest", f"path={run / 'cleaned.csv'}", f"root={done.root}"]
-        print(f"As a table for other settings: {shlex.join(words)}")
     if not counts["relabeled"] and not counts["dropped"]:
         decide = f"; decide by hand with nearsay review {shlex.quote(str(run))}" if counts["review"] else ""
         print(f"No label is another now, so there is nothing new to train on{decide}.")
         return
+    if done.root is not None:
+        words = ["nearsay", "train", "manifest", f"path={run / 'cleaned.csv'}", f"root={done.root}"]
+        print(f"As a table for other settings: {shlex.join(words)}")
     again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
     print(f"Train on them: {again}")
 
