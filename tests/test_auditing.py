@@ -911,7 +911,7 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         (["a", "b"], {**GOOD, "classes": ["a", "c"]}, "label 'b' is none of the classes 'a', 'c'"),
         (["a", "a"], GOOD, "2 columns but there are 1 classes"),
         ([0, 1], {**GOOD, "classes": ["a", "a"]}, "no name twice"),
-        ([0, 1], {**GOOD, "classes": 2}, "classes=2 must be the names of the classes, a list of text"),
+        ([0, 1], {**GOOD, "classes": 2}, "classes=2 must be the names of the classes, as a list"),
         ([0, 1], {**GOOD, "classes": "ab"}, "classes='ab' must be the names"),
         ([0, 1], {**GOOD, "classes": []}, "at least one name"),
         ([0, 1], {**GOOD, "k": 0}, "k=0 must be"),

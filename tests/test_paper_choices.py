@@ -23,6 +23,7 @@ from nearsay.noise import Matrix, Recorded, Symmetric
 from nearsay.optim import SGD, Constant
 from nearsay.outcome import propagate as propagate_once
 from nearsay.splits import open_splits
+from nearsay.step import observe_
 from nearsay.train import train
 
 SMALL = Experiment(
@@ -136,9 +137,17 @@ def test_balanced_batches_hold_every_class_alike():
     assert not torch.equal(order.batch(0), order.batch(9))
 
 
-def test_a_balanced_run_counts_classes_alike(tmp_path):
+def test_a_balanced_run_counts_classes_alike(tmp_path, monkeypatch):
+    asked = []
+
+    def spied(*arguments, repeats):
+        asked.append(repeats)
+        return observe_(*arguments, repeats=repeats)
+
+    monkeypatch.setattr("nearsay.step.observe_", spied)
     result = train(replace(SMALL, balanced=True, batches_per_epoch=3), tmp_path)
     assert result["steps"] == 6
+    assert asked == [True] * 6  # a small class may be in a batch with one example twice
 
 
 def case():

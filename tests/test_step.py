@@ -391,7 +391,7 @@ def test_an_example_that_is_twice_in_a_batch_is_counted_by_its_first_row():
     labels = torch.tensor([0, 1, 2, 0])
     for indices, first in (([3, 1, 3, -1, 1], [0, 1]), ([1, 2, 1, 2, 3], [0, 1, 4])):
         who, logits = torch.tensor(indices), 3 * torch.randn(5, 3, generator=generator)
-        right, labeled = observe_(found, logits, labels[who].where(who >= 0, -1), who)
+        right, labeled = observe_(found, logits, labels[who].where(who >= 0, -1), who, repeats=True)
         observe_(expected, logits[first], labels[who[first]], who[first])
         assert labeled == (who >= 0).sum()
         assert right == ((logits.argmax(dim=1) == labels[who]) & (who >= 0)).sum()

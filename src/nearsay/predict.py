@@ -111,7 +111,7 @@ class Pass:
 @contextmanager
 def _as_on_the_first(networks: Sequence[Module]) -> Iterator[None]:
     """With the buffers of the first process, whose networks are saved: BatchNorm may count on each for itself."""
-    held = [buffer for network in networks for buffer in network.buffers()]
+    held = [buffer for network in networks for buffer in network.buffers()] if dist.num_processes() > 1 else []
     before = [buffer.clone() for buffer in held]
     dist.broadcast_(held)
     try:

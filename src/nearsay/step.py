@@ -304,7 +304,8 @@ class Step:
             indices = dist.gather(batch.indices[:num].where(self.is_fine, -1))
             logits = dist.gather(outputs.logits[:num].float())
             labels = self.setting.given[0][indices].where(indices >= 0, -1)
-            values["right"], values["labeled"] = self._observe(self.dynamics, logits, labels, indices)
+            seen = self._observe(self.dynamics, logits, labels, indices, repeats=self.experiment.balanced)
+            values["right"], values["labeled"] = seen
         if missing := [name for name in values if name not in self.names]:
             self.begin_sums(missing)
         zero = torch.zeros_like(terms["loss"])
@@ -342,16 +343,19 @@ def make_dynamics(num_examples: int, device: torch.device) -> dict[str, Tensor]:
     return {name: torch.zeros(num_examples + 1, dtype=dtype, device=device) for name, dtype in kinds.items()}
 
 
-def observe_(dynamics: dict[str, Tensor], logits: Tensor, labels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+def observe_(
+    dynamics: dict[str, Tensor], logits: Tensor, labels: Tensor, indices: Tensor, *, repeats: bool = False
+) -> tuple[Tensor, Tensor]:
     """Count (B, C) logits of the examples `indices` (B,), whose given labels are `labels` (B,), into their statistics.
 
     Running means of the probability of the given label (`confidence`) and of its logit less the largest other
     (`margin`), the sum of squared deviations of the former (`spread`), and how often the predicted class changed.
-    An example that stands there twice is counted once, by its first row; padding and rows without a label are left
+    With `repeats` an example may be there twice and counts by its first row; padding and rows without a label are left
     out. Returns how many predictions are the label, and of how many.
     """
     nobody = len(dynamics["count"]) - 1
-    places = indices.where(first_rows(indices) & (labels >= 0), nobody)
+    is_seen = first_rows(indices) if repeats else indices >= 0
+    places = indices.where(is_seen & (labels >= 0), nobody)
     old = {name: tensor[places] for name, tensor in dynamics.items()}
     own = labels.clamp(min=0)[:, None]
     confidence = logits.softmax(dim=1).gather(1, own)[:, 0]

@@ -43,7 +43,7 @@ def read_inputs(
     beliefs = None if probabilities is None else _probabilities(probabilities)
     width = None if beliefs is None else beliefs.shape[1]
     if isinstance(classes, str) or not isinstance(classes, Iterable | None):
-        raise ValueError(f"classes={classes!r} must be the names of the classes, a list of text")
+        raise ValueError(f"classes={classes!r} must be the names of the classes, as a list")
     given, names = _labels(labels, None if classes is None else tuple(classes), width)
     if width is not None and width != len(names):
         raise ValueError(
