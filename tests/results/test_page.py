@@ -21,8 +21,9 @@ def page(folder, *records):
 
 
 def lines(text, start, section=""):
-    """Cells of the lines of a section that begin so."""
-    part = text.split(section, 1)[1] if section else text
+    """Cells of the lines of a section that begin so; without a protocol it is one of `short`."""
+    part = text if section.startswith("## ") else text.split("## Protocol `short`\n")[1]
+    part = part.split(section, 1)[1] if section else part
     rows = [line[1:-1].split("|") for line in part.splitlines() if line.startswith(f"| {start}")]
     return [[cell.strip() for cell in row] for row in rows]
 
@@ -72,11 +73,14 @@ def test_protocols_are_never_mixed(tmp_path):
     long = record(cell(WORST, "ncr+mixup", protocol="paper"), 0.90)
     usual = cell(WORST, "ncr+mixup", protocol="paper")
     other = Wanted(name="other", protocol="paper", arguments=(*usual.arguments, "k=5"))
-    before, after = page(tmp_path, short, long, record(other, 0.91)).split("## Protocol `paper`\n")
-    assert "80.00" in before
-    assert "90.00" not in before
-    assert "91.00" not in before
-    assert "80.00" not in after.split("## All runs")[0]
+    before, after = page(tmp_path, short, long, record(other, 0.91)).split("## Protocol `short`\n")
+    assert "90.00" in before
+    assert "91.00" in before
+    assert "80.00" not in before
+    after = after.split("## All runs")[0]
+    assert "80.00" in after
+    assert "90.00" not in after
+    assert "91.00" not in after
 
 
 def test_seeds_are_a_mean_with_the_deviation_of_a_sample(tmp_path):
@@ -240,15 +244,19 @@ def test_every_run_is_listed_with_its_command_and_machine(tmp_path):
     assert lines(text, "NVIDIA H200")[0] == ["NVIDIA H200", "2.11.0", "3.12.1", "1234abc", "1"]
 
 
-def test_notes_are_taken_word_for_word(tmp_path):
-    (tmp_path / "notes.md").write_text("*Why* 80 % falls short.\n")
-    assert "## What fell short, and why\n\n*Why* 80 % falls short.\n\n## " in make_page(tmp_path)
+def test_what_is_written_by_hand_is_taken_word_for_word(tmp_path):
+    (tmp_path / "found.md").write_text("*Why* 80 % falls short.\n")
+    (tmp_path / "choices.md").write_text("*Why* a root.\n")
+    text = make_page(tmp_path)
+    assert "## What was found, and what fell short\n\n*Why* 80 % falls short.\n\n## Protocol" in text
+    assert "## How `nearsay` came to be as it is\n\n*Why* a root.\n\n## Machines" in text
 
 
-def test_notes_that_are_no_text_are_named(tmp_path, capsys):
-    (tmp_path / "notes.md").write_bytes(b"\xff\xfe")
+@pytest.mark.parametrize("name", ["found.md", "choices.md"])
+def test_a_file_that_is_no_text_is_named(tmp_path, capsys, name):
+    (tmp_path / name).write_bytes(b"\xff\xfe")
     assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
-    assert f"{tmp_path / 'notes.md'} cannot be read" in capsys.readouterr().err
+    assert f"{tmp_path / name} cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_what_is_no_queue_is_refused_in_a_sentence(tmp_path):
     for content, told in [
         ("{", "is no queue"),
         ('[{"name": "a"}]', "protocol"),
-        ('[{"name": "a", "protocol": "long", "arguments": []}]', "'long' is none of short, paper"),
+        ('[{"name": "a", "protocol": "long", "arguments": []}]', "'long' is none of paper, short"),
     ]:
         path.write_text(content)
         with pytest.raises(ValueError, match=told):

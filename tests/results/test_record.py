@@ -135,7 +135,7 @@ def test_a_changed_recipe_is_noticed():
         ({"seconds": float("inf")}, "its 'seconds' is 'inf'"),
         ({"seed": "x"}, "its 'seed' is 'x'"),
         ({"arguments": [1]}, "1 is no word of a command"),
-        ({"protocol": "long"}, "its protocol 'long' is none of short, paper"),
+        ({"protocol": "long"}, "its protocol 'long' is none of paper, short"),
         ({"name": "../elsewhere"}, "'../elsewhere' is no name of a run"),
         ({"name": "/elsewhere"}, "'/elsewhere' is no name of a run"),
         ({"name": "queue"}, "'queue' is no name of a run"),

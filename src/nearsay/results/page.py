@@ -1,4 +1,4 @@
-"""The page of all results, made of the records and the queue; but for the notes, no number on it is typed by hand."""
+"""The page of all results, made of the records and the queue; but for what is in found.md and choices.md, no number on it is typed by hand."""
 
 import itertools
 from collections import Counter
@@ -26,7 +26,7 @@ from nearsay.results.queue import (
 )
 from nearsay.results.record import Record, changed_since, check_queued, device_seconds, read_records
 
-NOTES = "notes.md"
+FOUND, CHOICES = "found.md", "choices.md"  # written by hand
 _TIERS: dict[Tier, str] = {
     "A": "short, one seed: five methods under four kinds of noise",
     "B": "paper's length, three seeds: the headline cells",
@@ -51,15 +51,17 @@ def make_page(folder: Path) -> str:
         'A cell without a run reads "not run".',
         *_rules(records),
         *_progress(wanted, records.keys() - changed.keys()),
+        "## What was found, and what fell short",
+        _written(folder / FOUND),
     ]
     for protocol in EPOCHS:
         numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
         blocks += [*_protocol(protocol, numbers, wanted), *variations.section(numbers, wanted)]
-    blocks += [*_changed(changed), "## What fell short, and why", _notes(folder / NOTES)]
+    blocks += [*_changed(changed), "## How `nearsay` came to be as it is", _written(folder / CHOICES)]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
 
 
-def _notes(path: Path) -> str:
+def _written(path: Path) -> str:
     try:
         return path.read_text("utf-8").strip() if path.exists() else "Not written yet."
     except (OSError, ValueError) as error:
