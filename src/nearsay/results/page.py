@@ -1,4 +1,4 @@
-"""The page of all results, made of the records and the queue; but for what is in found.md and choices.md, no number on it is typed by hand."""
+"""The page of all results, made of the records and the queue; only found.md and choices.md are typed by hand."""
 
 import itertools
 from collections import Counter
