@@ -1,0 +1,110 @@
+"""What the pages say can be followed: links and headings exist, and so does every command, option and setting."""
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from nearsay.cli import app
+from nearsay.config import apply_overrides, call_recipe, recipe_names
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{page.name}" for page in ROOT.glob("docs/*.md")),
+]
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|…|\.\.\.$")  # RUN, METHOD, key=...
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def links(page: str) -> list[str]:
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(read(page))) if "://" not in link]
+
+
+def anchors(text: str) -> set[str]:
+    """The headings as GitHub names them in a link."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: str) -> list[str]:
+    """What is shown of `nearsay VERB …`: lines of blocks without their remarks, and code in a sentence."""
+    text = read(page)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    shown = [line.split(" #")[0] for line in lines] + re.findall(r"`([^`\n]+)`", without_blocks(text))
+    return [line.strip() for line in shown if re.match(r"nearsay [a-z]", line)]
+
+
+def first_values(pairs: list[str]) -> list[str]:
+    """The first run of a sweep: one value of each list or range."""
+    return [re.sub(r"(?<==)([^(]*?)(,|\.\.).*", r"\1", pair) for pair in pairs]
+
+
+def wrong_in(command: str) -> str | None:
+    """What of a command does not exist, or nothing."""
+    _, verb, *words = shlex.split(command.split(";")[0])
+    found = get_command(app).commands.get(verb)
+    if found is None:
+        return f"no command {verb}"
+    while words and words[0] in getattr(found, "commands", {}):
+        found = found.commands[words.pop(0)]
+    options = {"--debug"}.union(*(each.opts + each.secondary_opts for each in found.params))
+    unknown = [word for word in words if word.startswith("-") and word not in options]
+    if unknown:
+        return f"no option {unknown[0]} of {verb}"
+    settings = [(before, word) for before, word in pairwise(words) if "=" in word]
+    if verb in ("train", "sweep") and settings and words[0] in recipe_names() and not PLACEHOLDER.search(command):
+        arguments = [word for before, word in settings if before != "--set"]
+        changes = [word for before, word in settings if before == "--set"]
+        if verb == "sweep":
+            arguments, changes = first_values(arguments), first_values(changes)
+        try:
+            apply_overrides(call_recipe(words[0], arguments), changes)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    here = (ROOT / page).parent
+    dead = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        goal = here / path if path else ROOT / page
+        if not goal.exists() or (anchor and anchor not in anchors(goal.read_text("utf-8"))):
+            dead.append(link)
+    assert dead == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_the_readme_leads_to_every_page(page):
+    assert page in links("README.md")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_commands_of_the_pages_exist_with_their_options_and_settings(page):
+    told = {command: wrong_in(command) for command in commands(page)}
+    assert {command: wrong for command, wrong in told.items() if wrong} == {}
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    assert len(commands("README.md")) > 25
+    assert wrong_in("nearsay audits RUN") == "no command audits"
+    assert wrong_in("nearsay audit RUN --explain") == "no option --explain of audit"
+    assert "no field 'kk'" in (wrong_in("nearsay train digits --set objective.kk=5") or "")
+    assert wrong_in("nearsay sweep digits method=ncr,other noise=0.2,0.4 --set objective.alpha=0.1..0.9") is None
+    assert wrong_in("nearsay data get cifar10 --to data") is None
