@@ -32,7 +32,7 @@ from nearsay.progress import Events, make_display, print_table, summarize
 
 app = typer.Typer(
     help="Learn from noisy labels by asking the neighbors, and find the labels to distrust.",
-    epilog="Start with: nearsay demo. Then: nearsay recipes, and nearsay train RECIPE.",
+    epilog="Start with: nearsay demo. On your own images: nearsay train folder path=photos/, then nearsay audit RUN.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     rich_markup_mode=None,
 )
@@ -79,11 +79,13 @@ def train(
     quiet: Quiet = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events to RUN/tensorboard too.")] = False,
 ) -> None:
-    """Train a recipe; the same command again goes on.
+    """Train on your data or a benchmark; run again, it resumes.
 
     A run that was stopped goes on from its last checkpoint, and a finished one only tells its result again.
 
-    For example: nearsay train digits method=ncr noise=0.4 --set objective.k=5
+    For example: nearsay train folder path=photos/ --out runs/first
+
+    Or: nearsay train digits method=ncr noise=0.4 --set objective.k=5
     """
     call = call_recipe(recipe, [*(arguments or []), *([] if seed is None else [f"seed={seed}"])])
     call = apply_overrides(call, [*(changes or []), *([] if device is None else [f"machine.device={device}"])])

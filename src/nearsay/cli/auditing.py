@@ -106,7 +106,7 @@ def clean(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the labels of an audited run anew, to train on.
+    """Make new labels of an audit and of your decisions.
 
     Nothing of yours is changed: the new labels are in cleaned.npz and, for images, in the manifest cleaned.csv, with
     lists of what was relabeled, dropped or left to be reviewed. Where the audit doubts itself, only what you decided is

@@ -17,7 +17,7 @@ def results(
         bool, typer.Option("--check", help="Write nothing; fail if the page is not what the files make of it.")
     ] = False,
 ) -> None:
-    """Make the page of results from the files of all runs.
+    """Make docs/results.md of recorded runs, for contributors.
 
     Writes docs/results.md, with the numbers of the paper and of others beside ours, and results/queue.json, which says
     what is left. A number without a run reads "not run". The runs themselves are done by benchmarks/cifar.py.

@@ -40,7 +40,9 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the runs; by default below runs/.", metavar="DIR")
     ] = None,
-    at_once: Annotated[int, typer.Option("--at-once", help="Runs at the same time, if they fit.", min=1)] = 1,
+    at_once: Annotated[
+        int, typer.Option("--at-once", help="How many runs at the same time; all must fit into memory.", min=1)
+    ] = 1,
     search: Annotated[
         Search | None, typer.Option("--search", help="Search ranges such as optimizer.lr=1e-4..1e-1:log.")
     ] = None,
@@ -60,7 +62,7 @@ def sweep(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every combination of some lists, or search ranges.
+    """Train every combination of settings, or search ranges.
 
     The same command again goes on: what is finished is not run again. A run that fails is told at the end and stops no
     other; the exit code is then 70. Values that hold commas stand in brackets, as in backbone.hidden=(64,32),(128,).

@@ -65,12 +65,12 @@ def recipe(
 
     Args:
         path: the folder cifar-10-batches-py, or the one that holds it.
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         noise: share of the labels that is drawn anew; 0 leaves them as they are. Not used for human labels.
         kind: how labels turn wrong; symmetric draws from all classes as in ELR, symmetric-strict from the others only.
         protocol: short (100 epochs), paper (250, as printed), or elr: network, schedule and split of the public code.
         labels: the file of CIFAR-10N, CIFAR-10_human.pt or an .npz with its arrays, for kind=human.
-        column: the annotation of CIFAR-10N to train on, for kind=human.
+        column: which labels of CIFAR-10N, for kind=human: aggre, worse, random1, random2 or random3.
         outside: the folder of CIFAR-100, whose images replace some, for kind=open-set.
         labeled: share of the labels that is kept; the other examples become unlabeled.
         held_out: training examples for validation, a share or a number; none is a tenth of the labels for elr, else 0.

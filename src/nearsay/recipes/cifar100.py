@@ -61,7 +61,7 @@ def recipe(
 
     Args:
         path: the folder cifar-100-python, or the one that holds it.
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         noise: share of the labels that is drawn anew; 0 leaves them as they are. Not used for human labels.
         kind: how labels turn wrong; asymmetric-next is ELR's blocks of five, asymmetric-superclass the true superclass.
         protocol: short (100 epochs), paper (250, as printed), or elr: network, schedule and split of the public code.

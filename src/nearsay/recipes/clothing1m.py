@@ -38,7 +38,7 @@ def recipe(
     Args:
         path: the folder that holds the lists, or holds them in annotations, and the images.
         weights: a .safetensors file of a ResNet-50 pretrained on ImageNet, with the names of torchvision and timm.
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         partial: train on the images that are there, however many.
         epochs: how long to train, in units of 1000 batches; none is 80, and the start of NCR follows in proportion.
         seed: of the classifier, the order and the augmentation.

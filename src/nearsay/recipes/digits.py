@@ -34,7 +34,7 @@ def recipe(
     Accuracy: 90.3 ± 0.9 % (seeds 0 to 2, n = 3, final epoch, commit 380dc3e).
 
     Args:
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         noise: share of the labels that is made wrong; 0 leaves them as they are.
         kind: how labels turn wrong; symmetric draws from all classes, symmetric-strict from the others only.
         epochs: how long to train.

@@ -34,7 +34,7 @@ def recipe(
     Args:
         path: an .npz or Parquet file with features and labels, or an .npy with features.
         labels: an .npy or a table with labels, where they are not beside the features.
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         hidden: widths of the hidden layers, such as 512 or 512,128.
         epochs: how long to train.
         batch_size: examples of a step; neighbors are found among them.

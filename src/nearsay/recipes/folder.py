@@ -39,7 +39,7 @@ def recipe(
 
     Args:
         path: the folder of images.
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         size: images are cut and resized to so many pixels.
         backbone: auto (which is resnet18), resnet18, resnet34, resnet50, or the name of a network of timm.
         weights: none, a .safetensors file, or auto: those of timm if they were downloaded before, else none.

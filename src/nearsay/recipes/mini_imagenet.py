@@ -62,7 +62,7 @@ def recipe(
         path: the folder that holds the published lists in split or mini-imagenet/split, and the images.
         color: red is noise from the web, blue is labels changed by chance.
         noise: share of wrong labels in the published list: 0, 0.2, 0.4 or 0.8.
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         hyper: all that the paper prints, or all that its released code does.
         held_out_set: validate on the paper's held-out set, to choose hyper-parameters; it is left out of training.
         partial: train on the images that are there, as some of the web are gone.

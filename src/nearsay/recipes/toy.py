@@ -26,7 +26,7 @@ def recipe(
     Accuracy: 94.1 ± 0.8 % (seeds 0 to 2, n = 3, final epoch, commit 380dc3e).
 
     Args:
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         noise: share of the labels that is made wrong; 0 leaves them as they are.
         epochs: how long to train.
         seed: of the data, the weights, the order and the noise.

@@ -42,7 +42,7 @@ def recipe(
     Args:
         path: the folder that holds info, google, flickr and val_images_256.
         subset: mini is the first 50 classes of Google's images in batches of 256, full is all in batches of 1024.
-        method: what to train with.
+        method: one of docs/methods.md; a wrong name lists them all.
         imagenet: the validation images of ILSVRC 2012, to be judged on as well; their result is second_test.
         partial: train on the images that are there, however many.
         epochs: how long to train; none is 130.
