@@ -210,6 +210,22 @@ def test_a_network_of_sixteen_bits_leaves_the_memory_its_digits(dtype):
     assert both.double()[1].memory["base.averages"].dtype == torch.float64
 
 
+@pytest.mark.parametrize("start_epoch", [0, 1])
+def test_a_network_may_be_made_before_its_weights(start_epoch):
+    """On the device meta, as large ones are."""
+    objective, (inputs, labels) = NCR(k=5, start_epoch=start_epoch), rows()
+    with torch.device("meta"):
+        network = small_network()
+        criterion = NCRCriterion(network[2], objective)
+    twin = small_network()
+    network.to_empty(device="cpu").load_state_dict(twin.state_dict())
+    expected = NCRCriterion(twin[2], objective)
+    for epoch in range(2):
+        for each in (criterion, expected):
+            each.set_epoch(epoch)
+        assert_close(criterion(network(inputs), labels), expected(twin(inputs), labels))
+
+
 def test_a_head_that_is_not_linear_is_refused():
     with pytest.raises(ValueError, match=r"head of type Sequential must be the torch.nn.Linear"):
         NCRCriterion(small_network())

@@ -37,7 +37,8 @@ class NCRCriterion(nn.Module):
         for name, tensor in memory.items():
             self.register_buffer(self._names[name], tensor.to(head.weight.device))
         self._stage: str | None = None  # until the epoch is told
-        self._now = torch.zeros((), device=head.weight.device)
+        place = "cpu" if head.weight.is_meta else head.weight.device  # or the epoch would be lost
+        self._now = torch.zeros((), device=place)
         self._features: Tensor | None = None
         self._output: Tensor | None = None
         self._is_second_pass = False  # since the last loss
