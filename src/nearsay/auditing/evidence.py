@@ -25,11 +25,13 @@ class Evidence(NamedTuple):
     groups: Tensor  # (N,) int64 number of the group of near-duplicates, −1 for an example that is the only one
     recall: float | None  # of an approximate search
     lengths: Tensor | None = None  # (N,) of the features
-    exact: Neighbors | None = None  # as an exact search gave them, on its device; None where an index was asked
 
 
-def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evidence:
-    """Search the (N, D) features, on the device where they are; the evidence is on the CPU."""
+def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> tuple[Evidence, Neighbors | None]:
+    """Search the (N, D) features, on the device where they are; the evidence is on the CPU.
+
+    Beside it what an exact search has found, as it came and where it is; None where an index was asked.
+    """
     k = min(k, max(1, len(features) - 1))  # or the row itself would stand there as the farthest
     found, recall = nearest_others(features, k, approximate=approximate)
     similarities, distances = _refined(features, *found)
@@ -39,8 +41,8 @@ def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> Evide
     similarities, positions, distances = (each.gather(1, order) for each in (similarities, positions, distances))
     distances = distances.where(similarities > 0, _NOBODY)
     groups = duplicate_groups(positions, similarities, distances)
-    exact = found if recall is None else None
-    return Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall, _lengths(features), exact)
+    evidence = Evidence(positions, similarities.float().clamp(max=1), distances, groups, recall, _lengths(features))
+    return evidence, found if recall is None else None
 
 
 def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from nearsay.auditing.inputs import Dynamics, Inputs, read_images, read_inputs
 from nearsay.auditing.pictures import LEAST_SIDE, Thumbnails, same_pictures, shrink, usualness
 from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
+from nearsay.neighbors import Neighbors
 from nearsay.propagation import spread
 
 _MOST = 1000  # neighbors; the command says so too
@@ -84,17 +85,17 @@ def audit(
         raise ValueError(f"k={k} must be {_MOST} at most: so many are no neighbors, and each pair of them takes time")
     inputs = read_inputs(labels, probabilities, features, dynamics, classes)
     pictures = _pictures(images, len(inputs.labels))
-    evidence = None if inputs.features is None else gather_evidence(inputs.features, k, approximate)
+    evidence, exact = (None, None) if inputs.features is None else gather_evidence(inputs.features, k, approximate)
     if evidence is not None and pictures is not None:
         pairs = same_pictures(pictures)
         evidence = evidence._replace(groups=connected(len(inputs.labels), *pairs.T))
     in_training = None if inputs.dynamics is None else _in_training(inputs)
-    everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool), first=True)
+    everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool))
     first = _combined(in_training, everybody, inputs.labels)
     beliefs = everybody
     if evidence is not None:
         is_trusted = _is_trusted(first, inputs.labels, everybody, in_training)
-        beliefs = _beliefs(inputs, evidence, is_trusted, first=False)
+        beliefs = _beliefs(inputs, evidence, is_trusted, exact)
     scores = _combined(in_training, beliefs, inputs.labels)
     is_judged = ~scores.isnan()
     rate = _noise_rate(inputs, scores, beliefs)
@@ -131,15 +132,15 @@ def _in_training(inputs: Inputs) -> Tensor:
     return ((confidence + mean_margin.sigmoid()) / 2).where(inputs.labels >= 0, torch.nan)
 
 
-def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, *, first: bool) -> _Beliefs:
+def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, graph: Neighbors | None = None) -> _Beliefs:
+    """What each view believes where only voters tell; labels propagate over a graph, if there is one."""
     views = {} if inputs.probabilities is None else {"probabilities": _telling(inputs.probabilities)}
     if evidence is not None:
         num_classes = len(inputs.classes)
         views["neighbors"] = votes(evidence, inputs.labels, is_voter, num_classes)
         trusted = inputs.labels.where(is_voter, -1)
-        # Propagation needs neighbors of an exact search, which is too slow where an index was asked.
-        if not first and evidence.exact is not None and (trusted >= 0).any():
-            scores = spread(evidence.exact, trusted, num_classes).cpu()
+        if graph is not None and (trusted >= 0).any():
+            scores = spread(graph, trusted, num_classes).cpu()
             views["propagation"] = (scores / scores.sum(dim=1, keepdim=True).clamp(min=1e-30)).float()
     return _Beliefs(views, {name: margin(view, inputs.labels) for name, view in views.items()})
 
