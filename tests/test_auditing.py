@@ -632,7 +632,8 @@ def test_none_and_nan_are_unlabeled():
 
 def test_classes_that_are_numbers_are_meant_by_the_same_numbers():
     labels = [17, -1, 3, 90210]
-    for classes in ([3, 17, 90210], np.array([3, 17, 90210]), np.array([3.0, 17.0, 90210.0])):
+    numbers = np.array([3, 17, 90210])
+    for classes in (numbers.tolist(), numbers, numbers.astype(float), numbers.astype("float32"), torch.tensor(numbers)):
         read = inputs.read_inputs(
             labels, torch.eye(4)[:, :3].index_fill(0, torch.tensor(3), 1 / 3), None, None, classes
         )
@@ -920,7 +921,10 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         (["a", "b"], {**GOOD, "classes": ["a", "c"]}, "label 'b' is none of the classes 'a', 'c'"),
         (["a", "a"], GOOD, "2 columns but there are 1 classes"),
         ([0, 1], {**GOOD, "classes": ["a", "a"]}, "no name twice"),
-        ([0, 1], {**GOOD, "classes": 2}, "classes=2 must be the names of the classes, as a list"),
+        ([0, 1], {**GOOD, "classes": 2}, "classes=2 must be the names of the classes in their order, as a list"),
+        ([0, 1], {**GOOD, "classes": torch.tensor(2)}, "classes=2 must be the names"),
+        (["a", "b"], {**GOOD, "classes": {"a"}}, "classes={'a'} must be the names of the classes in their order"),
+        ([0, 1], {**GOOD, "classes": {0: "a", 1: "b"}}, "classes={0: 'a', 1: 'b'} must be the names"),
         ([0, 1], {**GOOD, "classes": "ab"}, "classes='ab' must be the names"),
         ([0, 1], {**GOOD, "classes": []}, "at least one name"),
         ([0, 1], {**GOOD, "k": 0}, "k=0 must be"),

@@ -1,7 +1,7 @@
 """A user's own arrays, read and checked once before anything is computed from them."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,8 +42,10 @@ def read_inputs(
         raise ValueError("labels alone say nothing of themselves; give probabilities, features or dynamics as well")
     beliefs = None if probabilities is None else _probabilities(probabilities)
     width = None if beliefs is None else beliefs.shape[1]
-    if isinstance(classes, str) or not isinstance(classes, Iterable | None):
-        raise ValueError(f"classes={classes!r} must be the names of the classes, as a list")
+    if isinstance(classes, Tensor | np.ndarray):
+        classes = classes.tolist()  # plain numbers and texts
+    if isinstance(classes, str | Mapping | Set) or not isinstance(classes, Iterable | None):
+        raise ValueError(f"classes={classes!r} must be the names of the classes in their order, as a list")
     given, names = _labels(labels, None if classes is None else tuple(classes), width)
     if width is not None and width != len(names):
         raise ValueError(
