@@ -95,9 +95,10 @@ def test_join_is_in_order_of_rank_whatever_each_process_has(num_processes):
 
 
 @in_groups
-def test_every_process_is_told_the_texts_of_all(num_processes):
+def test_every_process_has_the_texts_of_all_in_order_of_rank(num_processes):
+    expected = "".join(f"{rank}é" * rank for rank in range(num_processes))
     for seen in collectives(num_processes):
-        assert seen["tell_all"].tolist() == list(range(num_processes))
+        assert "".join(map(chr, seen["join_texts"].tolist())) == expected
 
 
 @in_groups
@@ -184,7 +185,7 @@ def test_on_one_process_nothing_is_averaged_sent_or_joined(monkeypatch):
         dist.broadcast_([tensor])
         assert dist.num_processes() == 1
         assert dist.share("nächste", torch.device("cpu")) == "nächste"
-        assert dist.tell_all("nächste", torch.device("cpu")) == ["nächste"]
+        assert dist.join_texts("nächste", torch.device("cpu")) == "nächste"
         assert dist.join(tensor, torch.device("cpu")) is tensor
     assert tensor.tolist() == [1, 2]
     assert (dist.env_rank(), dist.local_rank()) == (0, 0)

@@ -130,30 +130,25 @@ def average_(tensors: Iterable[Tensor]) -> None:
         tensor.copy_(piece.view_as(tensor))
 
 
-def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
-    """In place what the first process has, or another one."""
+def broadcast_(tensors: Iterable[Tensor]) -> None:
+    """In place what the first process has."""
     if num_processes() > 1:
         for tensor in tensors:
-            distributed.broadcast(tensor, src=source)
+            distributed.broadcast(tensor, src=0)
 
 
-def share(value: str, device: torch.device, source: int = 0) -> str:
-    """The text of the first process, or of another one, on all of them."""
+def share(value: str, device: torch.device) -> str:
+    """The text of the first process, on all of them."""
     if num_processes() == 1:
         return value
     content = value.encode()
     size = torch.tensor(len(content), device=device)
-    broadcast_([size], source)
+    broadcast_([size])
     buffer = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if rank() == source:
+    if rank() == 0:
         buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else buffer)
-    broadcast_([buffer], source)
+    broadcast_([buffer])
     return bytes(buffer.tolist()).decode()
-
-
-def tell_all(value: str, device: torch.device) -> list[str]:
-    """The text of each process in order of rank, on all of them."""
-    return [share(value, device, source=each) for each in range(num_processes())]
 
 
 def agreed(claims: list[bool], device: torch.device) -> list[bool]:
@@ -177,6 +172,11 @@ def join(rows: Tensor, device: torch.device) -> Tensor:
     padded[: len(rows)] = rows
     pieces = gather(padded.to(device)).cpu().chunk(num_processes())
     return torch.cat([piece[:size] for piece, size in zip(pieces, sizes, strict=True)])
+
+
+def join_texts(value: str, device: torch.device) -> str:
+    """The texts of all processes in order of rank, one after the other."""
+    return bytes(join(torch.tensor(list(value.encode()), dtype=torch.uint8), device).tolist()).decode()
 
 
 def others(tensor: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class Pass:
                 return self.over(networks, inputs, with_features=False)
             own = self._over(networks, inputs, with_features=False, part=(dist.rank(), num))
         logits, indices = (dist.join(each, self.device) for each in own.predictions[1:])
-        told = dist.tell_all(json.dumps(list(own.unreadable.items())), self.device)
-        unreadable = {index: reason for text in told for index, reason in json.loads(text)}
+        told = dist.join_texts("".join(json.dumps(each) + "\n" for each in own.unreadable.items()), self.device)
+        unreadable = dict(map(json.loads, told.splitlines()))
         return Predicted(Predictions(torch.empty(len(indices), 0), logits, indices), unreadable)
 
     @torch.no_grad()

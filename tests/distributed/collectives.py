@@ -40,8 +40,7 @@ def call_all(rank: int) -> dict[str, Tensor]:
     cpu = torch.device("cpu")
     seen["join"] = dist.join(rows_of(rank)[:rank], cpu)  # the first process has none
     seen["join of nothing"] = dist.join(rows_of(rank)[:0], cpu)
-    told = dist.tell_all("é" * rank, cpu)
-    seen["tell_all"] = torch.tensor([len(text) for text in told])
+    seen["join_texts"] = torch.tensor([ord(each) for each in dist.join_texts(f"{rank}é" * rank, cpu)])
 
     own = rows_of(rank).requires_grad_()
     summed = dist.total(own)
