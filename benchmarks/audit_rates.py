@@ -28,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 import nearsay
 
 Array = NDArray[Any]
+Counted = tuple[float, float, float, float]  # true share, estimate, and both ends of the interval
 CLASSIFIERS = ("lr", "lrweak", "lrsure", "knn", "rf", "nb")
 STRENGTHS = {"lr": 1.0, "lrweak": 0.003, "lrsure": 100.0}
 LEAST = 5  # examples of a class, as there are five folds
@@ -91,8 +92,9 @@ def real(rng: np.random.Generator, name: str, num: int) -> tuple[Array, Array]:
 
 
 def spoil(rng: np.random.Generator, points: Array, clean: Array, kind: str, rate: float) -> Array:
-    """The labels, of which about that share is wrong."""
+    """The labels, of which about that share is wrong; of two classes, or to the next one, no half can be."""
     num, num_classes = len(clean), int(clean.max()) + 1
+    rate = min(0.4, rate) if num_classes == 2 or kind == "pair" else rate
     given = clean.copy()
     if rate == 0:
         return given
@@ -121,9 +123,7 @@ def draw(seed: int) -> tuple[Array, Array, Array, Array]:
     """Features, out-of-sample probabilities, given labels, and which of them are wrong."""
     chosen, rng = choose(seed), np.random.default_rng(seed + 10**6)
     points, clean = real(rng, chosen["data"], chosen["num"]) if "data" in chosen else clouds(rng, chosen)
-    is_pair = clean.max() == 1 or chosen["noise"] == "pair"  # of which no half can be wrong
-    rate = min(0.4, chosen["rate"]) if is_pair else chosen["rate"]
-    given = spoil(rng, points, clean, chosen["noise"], rate)
+    given = spoil(rng, points, clean, chosen["noise"], chosen["rate"])
     kept = np.bincount(given)[given] >= LEAST
     points, clean, given = points[kept], clean[kept], given[kept]
     labels = np.unique(given, return_inverse=True)[1]
@@ -135,17 +135,30 @@ def draw(seed: int) -> tuple[Array, Array, Array, Array]:
     return points.astype(np.float32), found.astype(np.float32), labels, given != clean
 
 
-def main() -> None:
-    """Draw, audit and count."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_seeds(description: str | None) -> range:
+    """Those that the command line asks for."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--num", type=int, default=100, help="so many seeds in a row")
     arguments = parser.parse_args()
     if arguments.first < 0 or arguments.num < 1:
         parser.error(f"--first {arguments.first} and --num {arguments.num} must be at least 0 and 1")
+    return range(arguments.first, arguments.first + arguments.num)
+
+
+def summarize(counted: list[Counted]) -> tuple[float, float, float, float]:
+    """The shares of intervals that end below the truth and that begin above it, their width, and the mean error."""
+    true, estimate, low, high = np.array(counted).T
+    below, above = (true > high + 1e-9).mean(), (true < low - 1e-9).mean()
+    return float(below), float(above), float((high - low).mean()), float(np.abs(estimate - true).mean())
+
+
+def main() -> None:
+    """Draw, audit and count."""
+    seeds = parse_seeds(__doc__)
     warnings.filterwarnings("ignore")  # of fits that have not converged
-    rows: dict[str, list[tuple[float, float, float, float]]] = {"both": [], "features": [], "probabilities": []}
-    for seed in range(arguments.first, arguments.first + arguments.num):
+    rows: dict[str, list[Counted]] = {"both": [], "features": [], "probabilities": []}
+    for seed in seeds:
         features, probabilities, labels, is_wrong = draw(seed)
         for name in rows:
             known: dict[str, Array] = {"features": features, "probabilities": probabilities}
@@ -153,9 +166,7 @@ def main() -> None:
             rows[name].append((is_wrong.mean(), *rate))
     print("given          held   miss below, above   width   error of the estimate")
     for name, counted in rows.items():
-        true, estimate, low, high = np.array(counted).T
-        below, above = (true > high + 1e-9).mean(), (true < low - 1e-9).mean()
-        width, error = (high - low).mean(), np.abs(estimate - true).mean()
+        below, above, width, error = summarize(counted)
         print(f"{name:13}  {1 - below - above:.3f}  {below:.3f}, {above:.3f}         {width:.3f}   {error:.3f}")
 
 

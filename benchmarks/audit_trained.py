@@ -10,7 +10,6 @@ rows by kind of set, by length, and for trainings on right labels alone, of whic
 to have more wrong ones.
 """
 
-import argparse
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -19,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from audit_rates import Array, clouds, real, spoil
+from audit_rates import Array, Counted, clouds, parse_seeds, real, spoil, summarize
 
 from nearsay.commands.audit import audit_run
 from nearsay.config import call_recipe
 from nearsay.train import train
 
-Counted = tuple[float, float, float, float]  # true share, estimate, and both ends of the interval
 ROWS: dict[str, Callable[[dict[str, Any], Counted], bool]] = {
     "all": lambda _, __: True,
     "clouds, far": lambda chosen, _: chosen.get("apart", 0) >= 6,
@@ -59,9 +57,7 @@ def draw(seed: int) -> tuple[Array, Array, Array]:
     chosen, rng = choose(seed), np.random.default_rng(seed + 10**6)
     is_drawn = chosen["data"] == "clouds"
     points, clean = clouds(rng, chosen) if is_drawn else real(rng, chosen["data"], chosen["num"])
-    is_pair = clean.max() == 1 or chosen["noise"] == "pair"  # of which no half can be wrong
-    rate = min(0.4, chosen["rate"]) if is_pair else chosen["rate"]
-    return points.astype(np.float32), spoil(rng, points, clean, chosen["noise"], rate), clean
+    return points.astype(np.float32), spoil(rng, points, clean, chosen["noise"], chosen["rate"]), clean
 
 
 def count(seed: int) -> Counted:
@@ -81,21 +77,16 @@ def show(name: str, counted: list[Counted]) -> None:
     """Print a row."""
     if not counted:
         return
-    true, estimate, low, high = np.array(counted).T
-    below, above = (true > high + 1e-9).mean(), (true < low - 1e-9).mean()
-    width, error = (high - low).mean(), np.abs(estimate - true).mean()
+    true, estimate, _, high = np.array(counted).T
+    below, above, width, error = summarize(counted)
     row = f"{len(counted):4}  {1 - below - above:.3f}  {below:.3f}, {above:.3f}         {width:.3f}  {high.max():.3f}"
     print(f"{name:13}  {row}  {error:.3f}   {(estimate > 0.2).sum() if not true.any() else '-':>8}")
 
 
 def main() -> None:
     """Train, audit and count."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--num", type=int, default=100, help="so many seeds in a row")
-    arguments = parser.parse_args()
+    seeds = parse_seeds(__doc__)
     warnings.filterwarnings("ignore")  # of batches with fewer rows than neighbors
-    seeds = range(arguments.first, arguments.first + arguments.num)
     found = [(choose(seed), count(seed)) for seed in seeds]
     print("trainings      runs  held   miss below, above   width  up to  error   above .2")
     for name, is_of_row in ROWS.items():

@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=50)
     parser.add_argument("--seeds", type=int, default=3, help="so many, from 0 on")
     arguments = parser.parse_args()
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds} must be at least 1")
     print("replaced  " + "  ".join(f"{name:>13}" for name in METHODS))
     for rate in RATES:
         cells = []
