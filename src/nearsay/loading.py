@@ -63,7 +63,8 @@ class Lost:
         self.num = self.num + num if len(reasons) == num else 0
         if self.num >= self.most:
             told = f"none of {self.num} images in a row could be read ({next(iter(reasons)).rpartition(';')[0]})"
-            raise BadImage(f"{told}; see that the data is there, and run the same command again")
+            cure = "see that the data is there, in a format that is read, and run the same command again"
+            raise BadImage(f"{told}; {cure}")
 
 
 class Order:

@@ -345,11 +345,13 @@ def test_a_run_whose_images_are_all_gone_stops_and_goes_on_when_they_are_back(tm
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-def test_images_that_are_all_broken_are_nothing_to_learn_from(tmp_path):
-    for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
+@pytest.mark.parametrize("ending", ["jpg", "heic"])
+def test_images_that_are_all_broken_or_of_other_formats_are_nothing_to_learn_from(tmp_path, ending):
+    for name in (f"cat/1.{ending}", f"cat/2.{ending}", f"dog/1.{ending}"):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "photos" / name).write_bytes(b"no image")
     with pytest.raises(
-        BadImage, match=r"none of 3 images in a row could be read \('.*jpg' is no JPEG, .* image\); see"
+        BadImage,
+        match=rf"none of 3 images in a row could be read \('.*{ending}' is no JPEG, .* image\); .*, in a format that",
     ):
         train(experiment(tmp_path / "photos", bad_images="skip"), tmp_path / "run")
