@@ -60,6 +60,8 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python docs/images/make.py FOLDER")
     folder = Path(sys.argv[1])
+    if folder.exists():
+        sys.exit(f"{folder} is there already; name a new folder")
     run = folder / "digits"
     scan(folder / "scans")
     nearsay(*TRAIN, f"path={folder / 'scans'}", "--out", str(run))
