@@ -3,6 +3,7 @@
 import random
 import threading
 
+import numpy as np
 import pytest
 
 from nearsay import tables
@@ -267,6 +268,19 @@ def test_other_columns_of_a_manifest_are_shown(photos, tmp_path):
     arguments = [f"path={tmp_path / 'list.csv'}", f"root={photos.parent / 'images'}", "weights=none"]
     folder = write_run(tmp_path / "listed", "manifest", *arguments, "backbone=resnet18")
     assert open_desk(folder).example(4)["details"]["annotator"] == "by 4"
+
+
+def test_other_columns_of_a_table_of_labels_are_shown_and_doubted_once_the_features_are_others(tmp_path):
+    features = np.random.default_rng(0).normal(size=(6, 4))
+    np.save(tmp_path / "f.npy", features)
+    lines = [f"{'cat' if number % 2 else 'dog'},text {number}" for number in range(6)]
+    (tmp_path / "l.csv").write_text("\n".join(["label,text", *lines]) + "\n")
+    words = [f"path={tmp_path / 'f.npy'}", f"labels={tmp_path / 'l.csv'}"]
+    folder = write_run(tmp_path / "run", "embeddings", *words, overrides=["held_out=0"])
+    desk = open_desk(folder)
+    assert (desk.example(4)["details"]["text"], desk.state()["notes"]) == ("text 4", [])
+    np.save(tmp_path / "f.npy", features[::-1])
+    assert "is not what it was when the run was trained; what its table says" in open_source(folder, 6).note
 
 
 def test_data_that_is_gone_or_changed_is_said_and_the_rest_goes_on(photos, tmp_path):

@@ -21,6 +21,7 @@ from nearsay.trained import read_origin
 
 LARGE, SMALL = 1024, 160  # pixels of the longer side, at most
 _CRISP = 256  # up to here nothing is lost: small pictures are sent pixel by pixel
+_CHANGED = "The data is not what it was when the run was trained;"
 _MANY = 200_000  # files: of more, looking at every size takes too long
 
 
@@ -89,10 +90,12 @@ def open_source(folder: Path, num: int) -> Source:
     if isinstance(inputs, Tensor) and (
         inputs.ndim != 4 or inputs.dtype != torch.uint8 or inputs.shape[1] not in (1, 3)
     ):
+        if extra and _has_changed(folder, inputs):
+            return Source(None, f"{_CHANGED} what its table says of an example may be about another.", extra)
         return Source(None, "", extra)  # features: there never were any pictures
     note = ""
     if (isinstance(inputs, Tensor) or num <= _MANY) and _has_changed(folder, inputs):
-        note = "The data is not what it was when the run was trained; a picture may be another than the one judged."
+        note = f"{_CHANGED} a picture may be another than the one judged."
     return Source(inputs, note, extra)
 
 
