@@ -155,6 +155,18 @@ def test_a_training_that_is_resumed_inside_an_epoch_knows_which_it_is(lightning,
         ]
 
 
+def test_an_automatic_start_that_was_found_is_known_after_a_resume(lightning, for_lightning, tmp_path):
+    """Lightning loads the memory before it says that training starts."""
+    data, objective, path = noisy_digits(0), NCR(alpha=0.9, k=10, start_epoch="auto"), None
+    for epochs in (3, 4):
+        module = make_module(lightning, criterion=lambda head: NCRCriterion(head, objective), lr=0.0)
+        trainer = make_trainer(lightning, tmp_path, max_epochs=epochs, callbacks=[for_lightning.NCRCallback()])
+        trainer.fit(module, loader_of(data, num=200, batch_size=200), ckpt_path=path)
+        assert "ncr" in module.criterion.terms  # nothing rises where nothing is learned
+        trainer.save_checkpoint(path := tmp_path / "resume.ckpt")
+    assert [epoch for epoch, *_ in module.seen] == [3]
+
+
 def test_a_module_without_a_criterion_is_refused(lightning, for_lightning, tmp_path):
     module = make_module(lightning, criterion=lambda head: nn.CrossEntropyLoss())
     trainer = make_trainer(lightning, tmp_path, max_epochs=1, callbacks=[for_lightning.NCRCallback()])
