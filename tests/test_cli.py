@@ -248,6 +248,14 @@ def test_help_and_mistakes_answer_without_torch():
     assert loaded == []
 
 
+def test_what_reads_runs_brings_neither_the_compiler_of_torch_nor_scipy():
+    names = ("audit", "clean", "compare", "evaluate", "predict")
+    program = "import sys\n" + "\n".join(f"import nearsay.commands.{name}" for name in names)
+    program += "\nprint(sorted({'torch', 'torch._dynamo', 'scipy'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['torch']\n"
+
+
 def test_help_takes_less_than_half_a_second():
     def seconds():
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -6,6 +6,7 @@ from scipy.stats import chi2
 from torch.testing import assert_close
 
 from nearsay import seeds
+from nearsay.core import constant_when_compiled
 
 MANY = torch.arange(2**15)
 # Every seed below is fixed, so the tests are deterministic; a right generator fails one such look once in 10⁴.
@@ -177,6 +178,10 @@ def test_draws_compile_into_one_graph_for_any_seed():
     compiled = torch.compile(seeds.shuffle, fullgraph=True, backend="eager")
     for seed in (0, 1, 2, -5, 10**30):
         assert_close(compiled(seed, "a", torch.tensor(3), MANY[:20]), seeds.shuffle(seed, "a", 3, MANY[:20]))
+
+
+def test_the_mark_for_the_compiler_is_its_own():
+    assert vars(constant_when_compiled(lambda: 0)) == vars(torch.compiler.assume_constant_result(lambda: 0)) != {}
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 1000])

@@ -4,14 +4,16 @@ Letters: B rows of a batch, C classes, D features, K neighbors, N examples of a 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 PADDING = -1
 """The index of a row that is nobody: no loss, nobody's neighbor."""
@@ -144,6 +146,16 @@ class Objective(Protocol):
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
         """The loss of one batch; `epoch` is a 0-d tensor, so ramps are tensor arithmetic."""
         ...
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """Mark what torch.compile calls once and does not look into.
+
+    `torch.compiler.assume_constant_result` does the same, but imports the whole compiler to do so, which every command
+    would wait for.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def can_look(tensor: Tensor) -> bool:

@@ -13,6 +13,8 @@ from operator import index
 import torch
 from torch import Tensor
 
+from nearsay.core import constant_when_compiled
+
 _MASK = 0xFFFFFFFF
 
 
@@ -87,11 +89,10 @@ def _key(seed: int, purpose: str) -> tuple[int, int]:
         raise ValueError(f"seed {seed!r} must be a Python int, such as 0")
     if not isinstance(purpose, str):
         raise ValueError(f"purpose {purpose!r} must be a str that names the draw, such as 'crop'")
-    key: tuple[int, int] = _digest(index(seed), purpose)  # index makes a constant of what torch.compile made symbolic
-    return key
+    return _digest(index(seed), purpose)  # index makes a constant of what torch.compile made symbolic
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile cannot look inside
+@constant_when_compiled  # torch.compile cannot look inside
 def _digest(seed: int, purpose: str) -> tuple[int, int]:
     """64 bits for a seed and a purpose; hexadecimal digits have no colon, so no two pairs are written alike."""
     digest = hashlib.blake2b(f"{seed:x}:{purpose}".encode(), digest_size=8).digest()

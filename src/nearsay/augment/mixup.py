@@ -5,11 +5,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.special import betaincinv  # type: ignore[import-untyped]
 from torch import Tensor
 
 from nearsay import seeds
-from nearsay.core import Batch, Mix
+from nearsay.core import Batch, Mix, constant_when_compiled
 
 _CELLS = 2**14  # of the quantile table: at most 5.5e-5 off the Beta distribution function for alpha from 0.1
 _tables: dict[tuple[float, torch.device], Tensor] = {}  # made once for each alpha and device
@@ -95,16 +94,18 @@ def _partners(indices: Tensor, is_real: Tensor, seed: int, epoch: int | Tensor) 
 
 def _smaller_shares(alpha: float, uniforms: Tensor) -> Tensor:
     """(B,) quantiles of min(λ, 1 − λ) for λ from Beta(alpha, alpha), linear between the entries of a table."""
-    table: Tensor = _quantiles(alpha, uniforms.device)
+    table = _quantiles(alpha, uniforms.device)
     cells = uniforms * _CELLS  # exact, as _CELLS is a power of two
     left = cells.long()
     return table[left].lerp(table[left + 1], cells - left)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiled step need not look inside
+@constant_when_compiled  # a compiled step need not look inside
 def _quantiles(alpha: float, device: torch.device) -> Tensor:
     """(cells + 1,) the quantiles of min(λ, 1 − λ), which are those of λ at half the probability."""
     if (alpha, device) not in _tables:
+        from scipy.special import betaincinv  # type: ignore[import-untyped]  # noqa: PLC0415  # most runs do not mix
+
         quantiles = betaincinv(alpha, alpha, np.linspace(0, 0.5, _CELLS + 1))
         _tables[alpha, device] = torch.from_numpy(quantiles.astype(np.float32)).to(device)
     return _tables[alpha, device]
