@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
+from nearsay import loading
 from nearsay.augment import PLUS_MINUS_ONE, Augment, Flip, PadCrop, RandomResizedCrop, Views
 from nearsay.augment.draws import make_draws
 from nearsay.core import Files
@@ -169,6 +170,16 @@ def test_what_cannot_be_decoded_is_padding_and_never_another_example(files):
     assert rows.inputs[[0, 2]].any()
     assert [index for index, _ in rows.problems] == [3, 3]
     assert str(files.root / "3.png") in rows.problems[0][1]
+
+
+@pytest.mark.parametrize("held", [1, 2000, 2**22])
+def test_an_example_is_cut_alike_whoever_is_beside_it_and_however_many_wait(files, held, monkeypatch):
+    monkeypatch.setattr(loading, "_HELD", held)  # pixels: each image alone, two or three, all of them
+    views = Views(first=(CROP,), second=(RandomResizedCrop(size=16, area=(0.5, 1.0)),))
+    reader = training_reader(files, views, size=16, seed=0)
+    indices = torch.tensor([3, 6, 0, 3, 4, 2, 5, 1])  # the first and the fourth row cannot be decoded
+    alone = torch.stack([reader.read(index[None], 2).inputs for index in indices], dim=1).flatten(0, 1)
+    assert reader.read(indices, 2).inputs.equal(alone)
 
 
 def stream(files, workers):

@@ -27,7 +27,9 @@ from nearsay.datasets.images import ImageError, decode
 from nearsay.workers import WATCH, ignore_signals, make_context, signals_held_back
 
 Inputs = Tensor | Files
+_Edges = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
 MARGIN = 224 / 256  # of the shorter side: what evaluation keeps of the middle, as usual for ImageNet
+_HELD = 2**22  # pixels of images that wait to be cut: a box is quickly drawn for many at a time, slowly for each
 _AHEAD = 2  # batches that a worker prepares in advance
 _PATIENCE = 5.0  # seconds for a killed worker to be gone; one that waits for a lost disk may never be
 _CUT_OFF = (ConnectionResetError, ConnectionRefusedError, EOFError)  # a worker died while it handed over a batch
@@ -131,19 +133,32 @@ class Reader:
             make_draws(crop.num_draws, indices, seed=self.seed, epoch=turn, view=view) if crop else None
             for view, crop in enumerate(self.crops)
         ]
-        problems = []
+        problems, held, num_pixels = [], {}, 0
         for row, index in enumerate(indices.tolist()):
             try:
-                image = decode(self.inputs.root / self.inputs.names[index])
+                held[row] = decode(self.inputs.root / self.inputs.names[index])
             except ImageError as error:
                 problems.append((index, str(error)))
                 continue
-            for view, crop in enumerate(self.crops):
-                drawn = draws[view]
-                box = _middle(image, self.margin) if crop is None or drawn is None else _cut(image, crop, drawn[row])
-                images[view, row] = _resized(image, box, self.size)
+            num_pixels += held[row].width * held[row].height
+            if num_pixels >= _HELD:
+                self._fill(images, held, draws)
+                held, num_pixels = {}, 0
+        self._fill(images, held, draws)
         bad = torch.tensor([index for index, _ in problems], dtype=torch.int64)
         return Rows(indices.where(~torch.isin(indices, bad), PADDING), images.flatten(0, 1), tuple(problems))
+
+    def _fill(self, images: Tensor, held: dict[int, Image.Image], draws: list[Tensor | None]) -> None:
+        """Write what is cut of the images, by row, into the (V, B, 3, size, size)."""
+        if not held:
+            return
+        for view, (crop, drawn) in enumerate(zip(self.crops, draws, strict=True)):
+            if crop is None or drawn is None:
+                boxes = [_middle(image, self.margin) for image in held.values()]
+            else:
+                boxes = _cut(list(held.values()), crop, drawn[list(held)])
+            for (row, image), box in zip(held.items(), boxes, strict=True):
+                images[view, row] = _resized(image, box, self.size)
 
 
 def training_reader(inputs: Inputs, augment: Augment | Views | None, *, size: int, seed: int) -> Reader:
@@ -329,20 +344,20 @@ def _as_it_is(rows: Rows) -> Rows:
     return rows
 
 
-def _cut(image: Image.Image, crop: RandomResizedCrop, draws: Tensor) -> tuple[float, float, float, float]:
-    height, width = (torch.tensor(length) for length in (image.height, image.width))
-    top, left, tall, wide = (int(part) for part in crop.box(height, width, draws))
-    return left, top, left + wide, top + tall
+def _cut(images: Sequence[Image.Image], crop: RandomResizedCrop, draws: Tensor) -> list[_Edges]:
+    widths, heights = torch.tensor([image.size for image in images]).unbind(dim=1)
+    boxes = torch.stack(crop.box(heights, widths, draws), dim=1).tolist()
+    return [(left, top, left + wide, top + tall) for top, left, tall, wide in boxes]
 
 
-def _middle(image: Image.Image, margin: float) -> tuple[float, float, float, float]:
+def _middle(image: Image.Image, margin: float) -> _Edges:
     """The square that resizing the shorter side and cutting out the center would keep."""
     edge = min(image.size) * margin
     left, top = (image.width - edge) / 2, (image.height - edge) / 2
     return left, top, left + edge, top + edge
 
 
-def _resized(image: Image.Image, box: tuple[float, float, float, float], size: int) -> Tensor:
+def _resized(image: Image.Image, box: _Edges, size: int) -> Tensor:
     """(3, size, size) uint8, with antialiasing."""
     square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     return torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)
