@@ -446,7 +446,7 @@ def runs(run, tmp_path_factory):
 
 
 def test_runs_that_differ_in_their_seed_have_a_mean(runs):
-    groups = compare.compare(runs)
+    groups = compare.compare(compare.read_runs(runs))
     assert [[row["seed"] for row in group.rows] for group in groups] == [[0, 1], [0]]
     first = groups[0].means["final"]
     assert first is not None
@@ -461,14 +461,22 @@ def test_runs_that_differ_in_their_seed_have_a_mean(runs):
 
 
 def test_a_run_named_twice_counts_once(runs):
-    assert [len(group.rows) for group in compare.compare([runs[0], runs[0], runs[1]])] == [2]
+    assert len(compare.read_runs([runs[0], runs[0], runs[1]])) == 2
     otherwise = runs[0] / ".." / runs[0].name
-    assert [len(group.rows) for group in compare.compare([runs[0], otherwise, runs[1]])] == [2]
+    [group] = compare.compare(compare.read_runs([runs[0], otherwise, runs[1]]))
+    assert len(group.rows) == 2
+
+
+def test_to_compare_runs_each_is_read_once(runs, monkeypatch, capsys):
+    folders, read_run = [], compare.read_run
+    monkeypatch.setattr(compare, "read_run", lambda folder: folders.append(folder) or read_run(folder))
+    assert cli.main(["compare", *map(str, runs)]) == 0
+    assert folders == runs
 
 
 def test_a_split_that_was_not_judged_cannot_be_compared(runs):
     with pytest.raises(ValueError, match="has no accuracy on split='dev'; it has validation and test"):
-        compare.compare(runs, split="dev")
+        compare.compare(compare.read_runs(runs), split="dev")
 
 
 @pytest.mark.parametrize(
@@ -495,7 +503,7 @@ def test_one_file_of_labels_is_one_judge_however_it_is_written(runs, tmp_path, m
         origin["experiment"]["relabeled"] = file
         origin["overrides"] = [f"relabeled={file}"]
         (folder / "experiment.json").write_text(json.dumps(origin))
-    [group] = compare.compare(folders, split="validation")
+    [group] = compare.compare(compare.read_runs(folders), split="validation")
     assert [row["seed"] for row in group.rows] == [0, 1]
     assert cli.main(["compare", *map(str, folders), "--split", "validation"]) == 0
     assert "different labels" not in capsys.readouterr().err
@@ -506,12 +514,12 @@ def test_runs_that_look_alike_are_told_by_the_names_of_their_folders(runs, tmp_p
     origin = json.loads((again / "experiment.json").read_text())
     origin["experiment"]["data"]["num_train"] = 300  # on other data
     (again / "experiment.json").write_text(json.dumps(origin))
-    headers, rows = compare.comparison_cells(compare.compare([*runs[:2], again]), "test")
+    headers, rows = compare.comparison_cells(compare.compare(compare.read_runs([*runs[:2], again])), "test")
     assert [len(row) for row in rows] == [len(headers)] * 4
     assert headers[0] == "run"
     assert [row[0] for row in rows] == ["ncr-0", "ncr-1", "ncr data.num_train=200: mean ± std", "again"]
     twin = shutil.copytree(again, tmp_path / "other" / "again")
-    _, rows = compare.comparison_cells(compare.compare([again, twin]), "test")
+    _, rows = compare.comparison_cells(compare.compare(compare.read_runs([again, twin])), "test")
     assert [row[0] for row in rows[:2]] == [str(again), str(twin)]
 
 

@@ -128,21 +128,23 @@ def compare(
 ) -> None:
     """Put finished runs side by side, with means over seeds."""
     from nearsay.commands import compare as command  # noqa: PLC0415  # brings torch
+    from nearsay.report.comparison import judges_differ  # noqa: PLC0415
 
     done = command.finished(runs)
     for folder, found in done.items():
         if not found:
             print(f"note: {folder} holds no finished run and is left out", file=sys.stderr)
-    runs = [run for found in done.values() for run in found]
-    chosen = command.common_split(runs) if split is None else split.value
-    groups = command.compare(runs, split=chosen)
-    if command.judged_differently(runs, chosen):
+    folders = [folder for found in done.values() for folder in found]
+    read = command.read_runs(folders)
+    chosen = command.common_split(read) if split is None else split.value
+    groups = command.compare(read, split=chosen)
+    if judges_differ(read, chosen):
         told = "these runs were judged by different labels, which makes cleaned ones look better"
         print(f"note: {told}; nearsay evaluate with --data judges by the same.", file=sys.stderr)
     if html is not None:
         from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
 
-        write_report(runs, html, title="Runs compared", split=chosen)
+        write_report(folders, html, title="Runs compared", split=chosen)
     if as_json:
         print_json({"split": chosen, "groups": [command.as_tree(group) for group in groups]})
         return

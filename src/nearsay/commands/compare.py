@@ -9,7 +9,6 @@ import torch
 from nearsay import config
 from nearsay.display import Display
 from nearsay.progress import percent
-from nearsay.report.comparison import judges_differ
 from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Spread, group_runs, spread
 from nearsay.train import train
@@ -39,9 +38,13 @@ class Demonstrated(NamedTuple):
     result: dict[str, Any]
 
 
-def compare(folders: Sequence[Path], *, split: str = "test") -> list[Group]:
-    """The runs by what they have in common; ValueError if one is not finished or knows nothing of the split."""
-    runs = [read_run(folder) for folder in each_once(folders)]
+def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+    """The runs, each once; ValueError if one is not finished."""
+    return [read_run(folder) for folder in each_once(folders)]
+
+
+def compare(runs: Sequence[FinishedRun], *, split: str = "test") -> list[Group]:
+    """The runs by what they have in common; ValueError if one knows nothing of the split."""
     for run in runs:
         if run.number("accuracy", split, "final") is None:
             known = " and ".join(run.result.get("accuracy") or ()) or "none"
@@ -56,15 +59,9 @@ def compare(folders: Sequence[Path], *, split: str = "test") -> list[Group]:
     ]
 
 
-def common_split(folders: Sequence[Path]) -> str:
+def common_split(runs: Sequence[FinishedRun]) -> str:
     """Test if all runs were judged on one, else validation."""
-    runs = [read_run(folder) for folder in each_once(folders)]
     return "test" if all(run.number("accuracy", "test", "final") is not None for run in runs) else "validation"
-
-
-def judged_differently(folders: Sequence[Path], split: str) -> bool:
-    """Whether accuracies on the split were counted by different labels, as before and after `nearsay clean`."""
-    return split == "validation" and judges_differ(map(read_run, each_once(folders)), split)
 
 
 def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
