@@ -466,6 +466,68 @@ def test_heaps_that_are_half_classes_and_that_no_view_rejects_are_no_wrong_label
     assert not found.is_issue.any()
 
 
+def two_heaps(is_low, confidence=0.5):
+    """Dynamics of which the margins fall into two heaps, whatever the classes are."""
+    margins = torch.where(is_low, -1.0, 1.0) + 0.2 * torch.randn(len(is_low), generator=generator())
+    return {"confidence": torch.full((len(is_low),), confidence), "margin": margins}
+
+
+def test_a_lower_heap_that_neighbors_accept_is_not_of_wrong_labels():
+    features, clean, given = blobs(noise=0.3)
+    is_low = torch.rand(300, generator=generator(1)) < 0.3
+    unsure = 0.5 * torch.eye(3)[clean] + 0.5 / 3
+    right = audit(clean, probabilities=unsure, features=features, dynamics=two_heaps(is_low))
+    assert right.noise_rate.estimate == 0
+    assert right.noise_rate.low == 0
+    assert not right.is_issue.any()
+    wrong = audit(given, probabilities=unsure, features=features, dynamics=two_heaps(given != clean))
+    share = (given != clean).double().mean().item()
+    assert wrong.noise_rate.estimate == pytest.approx(share, abs=0.01)
+    assert wrong.noise_rate.low > share / 2
+    assert torch.equal(wrong.is_issue, given != clean)
+
+
+@pytest.mark.parametrize(
+    ("outvoted", "is_heap"), [([1, 1, 0, 0], False), ([1, 1, 1, 0], True), ([1, NAN, NAN, 0], False)]
+)
+def test_most_of_the_lower_heap_must_be_outvoted(outvoted, is_heap):
+    labels, is_low = torch.arange(400) % 2, torch.arange(400) % 20 < 4
+    read = inputs.read_inputs(labels, None, None, two_heaps(is_low), None)
+    found = torch.zeros(400).masked_scatter(is_low, torch.tensor(outvoted, dtype=torch.float32).repeat(20))
+    assert (judging._training_end(read, judging._Beliefs({}, {}), found) is not None) == is_heap
+
+
+def test_a_lower_heap_that_was_learned_by_heart_is_still_one():
+    _, clean, given = blobs(num=600, noise=0.3)
+    features = torch.eye(3)[given] + 0.02 * torch.randn(600, 3, generator=generator())  # nobody is outvoted
+    share = (given != clean).double().mean().item()
+    for sure, wanted in ((0.95, share), (0.7, 0.0)):
+        probabilities = (sure - (1 - sure) / 2) * torch.eye(3)[given] + (1 - sure) / 2
+        arrays = {"probabilities": probabilities, "features": features, "dynamics": two_heaps(given != clean)}
+        assert audit(given, **arrays).noise_rate.estimate == pytest.approx(wanted, abs=0.01)
+
+
+def test_what_a_network_rejects_that_has_learned_little_counts_where_neighbors_reject_it_too():
+    labels = torch.arange(300) % 3
+    tenth, shown = torch.arange(300) % 10, 0.3 * torch.eye(3) + 0.7 / 3
+    view = shown[torch.where(tenth < 4, (labels + 1) % 3, labels)]  # what all views say together
+    dynamics = {"confidence": torch.full((300,), 0.6), "margin": torch.randn(300, generator=generator())}  # one heap
+
+    def rate(outvoted, by_network=0.3):
+        own = shown[torch.where(tenth < 10 * by_network, (labels + 1) % 3, labels)]
+        read = inputs.read_inputs(labels, own, None, dynamics, None)
+        return judging._judged_rate(read, torch.full((300,), 0.6), judging._Beliefs({"all": view}, {}), outvoted, None)
+
+    is_first = (tenth < 1).float()
+    assert rate(is_first).estimate == pytest.approx(0.1)
+    assert rate(is_first, by_network=0.0).estimate == pytest.approx(0.4)  # labels were learned by heart
+    assert rate((tenth < 5).float(), by_network=0.7).estimate == pytest.approx(0.4)
+    assert rate(torch.full((300,), NAN)) == rate(None)  # nobody votes
+    assert rate(None).estimate == pytest.approx(0.4)
+    assert rate(is_first)[1:] == rate(None)[1:]  # as the views may be right
+    assert rate(None).low == 0
+
+
 def test_labels_that_training_did_not_see_are_no_heap_of_their_own():
     labels = torch.arange(600) % 3
     features = torch.eye(3)[labels] + 0.02 * torch.randn(600, 3, generator=generator())

@@ -11,13 +11,15 @@ How likely a label is wrong follows from its score: the share of views that disa
 with the score and bent so that its mean is the estimated noise rate. Where the mean margins over training fall into two
 heaps that are not the classes themselves, that rate is the mean of two sizes of the lower one: below the best cut,
 which misses the wrong labels that were learned, and as a bell curve beside another, which takes hard examples for wrong
-ones, but at least the former. Otherwise it is the share that the views together reject, which is too low if they were
-learned from the labels. These may as well be hard examples that are labeled right, so that the interval then begins at
-none; without dynamics it does so where the scores do not fall into two heaps, or where there are probabilities alone,
-as nothing then tells a wrong label from an error of the classifier, and it holds the share that confident learning
-finds as well, and the share rejected among the tenth that the views are surest of, as overlapping classes make them
-reject right labels elsewhere. Labels of which nothing is known are left out of the estimate, and the interval allows
-all or none of them to be wrong.
+ones, but at least the former. Heaps count for nothing where neighbors accept half of the lower one, as they do where
+classes overlap or training was short. Otherwise it is the share that the views together reject, which is too low if
+they were learned from the labels; after a training, the share that neighbors reject while all of them vote if that is
+smaller, and the network alone rejects more, as one that has learned little rejects right labels too. These may as well
+be hard examples that are labeled right, so that the interval then begins at none; without dynamics it does so where the
+scores do not fall into two heaps, or where there are probabilities alone, as nothing then tells a wrong label from an
+error of the classifier, and it holds the share that confident learning finds as well, and the share rejected among the
+tenth that the views are surest of, as overlapping classes make them reject right labels elsewhere. Labels of which
+nothing is known are left out of the estimate, and the interval allows all or none of them to be wrong.
 """
 
 import math
@@ -30,7 +32,7 @@ from torch import Tensor
 from nearsay.auditing import estimating
 from nearsay.auditing.estimating import NoiseRate
 from nearsay.auditing.evidence import Evidence, closeness, connected, fullness, gather_evidence, votes
-from nearsay.auditing.inputs import Dynamics, Inputs, read_images, read_inputs
+from nearsay.auditing.inputs import Inputs, read_images, read_inputs
 from nearsay.auditing.pictures import LEAST_SIDE, Thumbnails, same_pictures, shrink, usualness
 from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
@@ -39,6 +41,7 @@ from nearsay.propagation import spread
 
 _MOST = 1000  # neighbors; the command says so too
 _HELD = 2**22  # numbers that are judged at a time
+_SURE = 0.8  # probability of a label that the network has learned
 _LEAST = 0.1  # what a view says at least of all classes together, in equal shares, as none of them is that sure
 
 
@@ -98,8 +101,10 @@ def audit(
         beliefs = _beliefs(inputs, evidence, is_trusted, exact)
     scores = _combined(in_training, beliefs, inputs.labels)
     is_judged = ~scores.isnan()
-    rate = _noise_rate(inputs, scores, beliefs)
-    doubts = _doubts(inputs, scores, beliefs, rate.estimate)
+    outvoted = None if evidence is None else _outvoted(everybody.views["neighbors"], inputs.labels)
+    end = _training_end(inputs, beliefs, outvoted)
+    rate = _noise_rate(inputs, scores, beliefs, outvoted, end)
+    doubts = _doubts(inputs, scores, beliefs, end, rate.estimate)
     suggested = _suggested(inputs, beliefs, doubts, is_judged)
     judged = inputs.labels.where(is_judged, -1)
     matrix = estimating.noise_matrix(judged, suggested.labels, len(inputs.classes)) if beliefs.views else None
@@ -181,22 +186,45 @@ def _is_rejected(beliefs: _Beliefs, labels: Tensor) -> Tensor | None:
     return other > own
 
 
-def _training_cut(dynamics: Dynamics, labels: Tensor, beliefs: _Beliefs) -> float | None:
-    """Where the margins over training of wrong labels end, None unless they fall into two heaps."""
-    margins = dynamics.margin.where(labels >= 0, torch.nan)
-    return estimating.split(margins, labels, _is_rejected(beliefs, labels))
+def _outvoted(view: Tensor, labels: Tensor) -> Tensor:
+    """(N,) float: 1 where a view rejects the label, 0 where it does not; NaN where it says nothing or unlabeled."""
+    own, other = estimating.own_and_other(view, labels)
+    return (other > own).float().where((labels >= 0) & (view.sum(dim=1) > 0), torch.nan)
 
 
-def _noise_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
+def _training_end(inputs: Inputs, beliefs: _Beliefs, outvoted: Tensor | None) -> float | None:
+    """Where the margins over training of wrong labels end; None without them, or unless they fall into two heaps.
+
+    The lower heap is none where neighbors, of whom all vote, accept half of it: where classes overlap, or training was
+    short, it is of right labels. What the network has become sure of does not count for it, as features are then of
+    labels that were learned by heart.
+    """
+    if inputs.dynamics is None:
+        return None
+    margins = inputs.dynamics.margin.where(inputs.labels >= 0, torch.nan)
+    end = estimating.split(margins, inputs.labels, _is_rejected(beliefs, inputs.labels))
+    if end is None or outvoted is None:
+        return end
+    if inputs.probabilities is not None:
+        own, _ = estimating.own_and_other(inputs.probabilities, inputs.labels)
+        outvoted = outvoted.where(own <= _SURE, 1.0)
+    return None if outvoted[margins <= end].nanmean() <= 0.5 else end
+
+
+def _noise_rate(
+    inputs: Inputs, scores: Tensor, beliefs: _Beliefs, outvoted: Tensor | None, training_end: float | None
+) -> NoiseRate:
     is_labeled, is_judged = inputs.labels >= 0, ~scores.isnan()
     num = int(is_judged.sum())
     if not num:
         return NoiseRate(math.nan, 0.0, 1.0)
-    found = _judged_rate(inputs, scores, beliefs)
+    found = _judged_rate(inputs, scores, beliefs, outvoted, training_end)
     return estimating.widened(found, num / int(is_labeled.sum()))
 
 
-def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate:
+def _judged_rate(
+    inputs: Inputs, scores: Tensor, beliefs: _Beliefs, outvoted: Tensor | None, training_end: float | None
+) -> NoiseRate:
     """Of the labels that have a score, of which there is one at least."""
     is_judged = ~scores.isnan()
     num = int(is_judged.sum())
@@ -218,30 +246,37 @@ def _judged_rate(inputs: Inputs, scores: Tensor, beliefs: _Beliefs) -> NoiseRate
         else:
             others += surest
         return estimating.pooled(rejected, others, num)
-    threshold = _training_cut(inputs.dynamics, inputs.labels, beliefs)
-    if threshold is None:
+    if training_end is None:
         trained = scores.where(~inputs.dynamics.margin.isnan(), torch.nan)  # of others the views alone make the score
         end = estimating.split(trained, inputs.labels, _is_rejected(beliefs, inputs.labels))
         others = [low, 0.0]  # as above
         if end is not None:  # wrong labels may have been learned in training
             others.append((trained <= end).sum().item() / int((~trained.isnan()).sum()))
-        return estimating.pooled(rejected, others, num)
+        found = estimating.pooled(rejected, others, num)
+        return found if outvoted is None else found._replace(estimate=_less_rejected(rejected, inputs, outvoted))
     seen = inputs.dynamics.margin.where(is_judged, torch.nan)
-    below = (seen <= threshold).sum().item() / max(1, int((~seen.isnan()).sum()))
+    below = (seen <= training_end).sum().item() / max(1, int((~seen.isnan()).sum()))
     lower = estimating.mixture_share(seen)
     return estimating.pooled((below + max(below, lower)) / 2, [below, lower, rejected, low], num)
 
 
-def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, rate: float) -> Tensor:
+def _less_rejected(rejected: float, inputs: Inputs, outvoted: Tensor) -> float:
+    """The share that is outvoted, where the network alone rejects more: it has learned little then; else `rejected`."""
+    if inputs.probabilities is None:
+        return rejected
+    by_network, by_neighbors = _outvoted(inputs.probabilities, inputs.labels).nanmean(), outvoted.nanmean()
+    return by_neighbors.item() if by_neighbors < rejected and by_neighbors < by_network else rejected
+
+
+def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, end: float | None, rate: float) -> Tensor:
     """(N,) float64 how likely each label is wrong: as any other where nothing is known; NaN where unlabeled."""
     opinions = []
     for view in beliefs.views.values():
         own, other = estimating.own_and_other(view, inputs.labels)
         opinions.append((other > own).float().where(view.sum(dim=1) > 0, torch.nan))
     if inputs.dynamics is not None:
-        threshold = _training_cut(inputs.dynamics, inputs.labels, beliefs)
         seen = inputs.dynamics.margin
-        is_against = (seen <= (threshold if threshold is not None else 0.0)).float()
+        is_against = (seen <= (end if end is not None else 0.0)).float()
         opinions.append(is_against.where(~seen.isnan(), torch.nan))
     disagreement = torch.stack(opinions).nanmean(dim=0).nan_to_num(0.5)
     usual = 0.5 if math.isnan(rate) else rate
