@@ -190,4 +190,5 @@ def _read_labels(path: Path) -> tuple[Labels, Tensor, int]:
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; train the run to its end, or leave it out") from None
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be used ({error}); {CURE}") from error
+        reason = "it is damaged" if "unsafely" in str(error) else error  # which is no advice to give
+        raise ValueError(f"{path} cannot be used ({reason}); {CURE}") from error
