@@ -366,6 +366,17 @@ def test_an_export_replaces_no_model_card_that_somebody_has_changed(features_run
     assert export_run(features_run, tmp_path).exists()
 
 
+def test_an_export_that_ended_between_two_files_blames_nobody_for_its_card(features_run, tmp_path, monkeypatch):
+    export_run(features_run, tmp_path, format="torch-export")
+    killed = lambda path, content: path.write_bytes(content) if path.name == "config.json" else 1 / 0  # noqa: E731
+    monkeypatch.setattr(export, "write_whole", killed)
+    with pytest.raises(ZeroDivisionError):
+        export_run(features_run, tmp_path)
+    monkeypatch.undo()
+    assert export_run(features_run, tmp_path).exists()
+    assert "holds the weights" in (tmp_path / "README.md").read_text()
+
+
 @pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_a_file_is_no_folder_to_export_to(below, features_run, tmp_path):
     (file := tmp_path / "model").write_text("mine")

@@ -109,6 +109,7 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
     else:
         content = _program(trained, signature, facts, format)
     target.mkdir(parents=True, exist_ok=True)
+    (target / "README.md").unlink(missing_ok=True)  # whoever is killed now leaves none that seems changed by hand
     write_whole(target / "config.json", _json(facts).encode() + b"\n")
     write_whole(target / "README.md", card)
     write_whole(target / FILES[format], content)
