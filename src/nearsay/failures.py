@@ -35,6 +35,9 @@ def explain(error: BaseException, code: int) -> str:
         return f"out of memory ({first_line(error)}); try a smaller batch_size, or another device"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":  # only names of files come with such text
+        around = error.object[max(0, error.start - 20) : error.end + 20]
+        return f"a name is not UTF-8 (in {around!r}); rename that file or folder"
     if code == INTERNAL and not hasattr(error, "code"):
         return f"internal error: {type(error).__name__}: {first_line(error)}; run again with --debug to see where"
     return told

@@ -177,14 +177,17 @@ def open_run(path: Path, *, cure: str = "choose another folder with --out") -> I
 
     One that was made here and in which nothing was written before an error is removed again.
     """
-    is_new = not path.exists()
     try:
+        str(path).encode()  # or what is written there could not be read again
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe-{os.getpid()}"
         _write_flushed(probe, b"")
         probe.unlink(missing_ok=True)  # who holds the lock may have cleared it away
     except OSError as error:
         raise RunError(f"cannot write into {path}: {error.strerror}; {cure}", CANNOT_CREATE) from error
+    except UnicodeEncodeError as error:
+        raise RunError(f"cannot write into {path}: its name is not UTF-8; {cure}", CANNOT_CREATE) from error
     _check_written_in_place(path)
     with _explained(path / ".lock"):
         opened = open(path / ".lock", "a+b", buffering=0)  # noqa: SIM115  # nothing is left to be written on closing
