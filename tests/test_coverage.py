@@ -45,7 +45,8 @@ BEYOND = [
      "tests/recipes/test_recipes.py", "test_every_recipe_takes_every_method"),
     ("Label propagation (Eq. 2)", "any recipe", "method=label-propagation",
      "tests/test_paper_choices.py", "test_labels_are_propagated_halfway_and_learned"),
-    ("Label propagation of a finished run", "any run", "nearsay propagate RUN; --set relabeled=RUN/propagated.npz",
+    ("Label propagation of a finished run", "any run",
+     "nearsay propagate RUN; nearsay train RECIPE --set relabeled=RUN/propagated.npz",
      "tests/test_cli_paper.py", "test_labels_are_propagated_and_learned"),
     ("Few labels (outlook of the paper)", "any recipe", "--set labeled=0.1",
      "tests/test_paper_choices.py", "test_training_with_few_labels_learns"),
@@ -86,7 +87,8 @@ def page() -> str:
     lines += ["## Beside the tables", "", "| what | data | command | tested by |", "|---|---|---|---|"]
     for what, data, command, path, test in BEYOND:
         tested = f"`{test}`" if test else f"[{Path(path).name}](../{path})"
-        lines.append(f"| {what} | {data} | `{command}` | {tested} |")
+        commands = ", then ".join(f"`{each}`" for each in command.split("; "))
+        lines.append(f"| {what} | {data} | {commands} | {tested} |")
     return "\n".join([*lines, ""])
 
 

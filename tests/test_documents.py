@@ -55,7 +55,7 @@ def first_values(pairs: list[str]) -> list[str]:
 
 def wrong_in(command: str) -> str | None:
     """What of a command does not exist, or nothing."""
-    _, verb, *words = shlex.split(command.split(";")[0])
+    _, verb, *words = shlex.split(command)
     found = get_command(app).commands.get(verb)
     if found is None:
         return f"no command {verb}"
