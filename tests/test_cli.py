@@ -456,7 +456,10 @@ def test_the_demonstration_shows_all_seeds_and_where_the_report_is(monkeypatch, 
     ]
     assert re.search(r"ncr above standard, points +-5\.0 +\+15\.0 +5\.0 ± 14\.1", out)
     assert f"Curves and more: {tmp_path / 'report.html'}" in out
-    assert len(out[out.index("Try next") :].splitlines()) == 3
+    audit, train, recipes = out[out.index("Try next") :].splitlines()
+    assert audit.startswith(f"Try next: nearsay audit {tmp_path / 'ncr-1'} (")
+    assert train.startswith("          nearsay train folder path=photos/ (")
+    assert recipes.startswith("          nearsay recipes (")
 
 
 def test_data_get_tells_where_the_data_is(monkeypatch, capsys, tmp_path):

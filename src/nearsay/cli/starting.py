@@ -98,6 +98,6 @@ def _print_report_of_demo(runs: "Sequence[Demonstrated]", target: Path, title: s
     except ImportError as error:
         print(f"note: no report: {error}", file=sys.stderr)
     name = shlex.quote(str(runs[-1].folder))
-    print(f"Try next: nearsay evaluate {name} (how sure it is, and how well it finds the wrong labels)")
-    print("          nearsay train digits method=elr noise=0.6 (another method, more noise)")
-    print("          nearsay recipes (other data, and your own)")
+    print(f"Try next: nearsay audit {name} (which labels to distrust)")
+    print("          nearsay train folder path=photos/ (your images; nearsay recipes folder: what to add on a CPU)")
+    print("          nearsay recipes (other data: tables, embeddings, benchmarks)")
