@@ -22,6 +22,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from nearsay.drafts import draft_of
+
 COPY = "copy the run to another folder and use that"  # where a command writes beside what it reads
 KEPT = 2  # checkpoints: the newest, and the one to fall back to
 BAD_DATA, CANNOT_CREATE, IO_FAILED, LOCKED = 65, 73, 74, 75  # exit codes, as of sysexits.h
@@ -208,14 +210,10 @@ def open_run(path: Path, *, cure: str = "choose another folder with --out") -> I
 
 def write_whole(path: Path, content: bytes) -> None:
     """The file with this content, or as it was before."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with _explained(path, len(content)):
-        try:
-            _write_flushed(draft, content)
-            draft.replace(path)
-            flush_folder(path.parent)
-        finally:
-            draft.unlink(missing_ok=True)
+    with _explained(path, len(content)), draft_of(path) as draft:
+        _write_flushed(draft, content)
+        draft.replace(path)
+        flush_folder(path.parent)
 
 
 def read(path: Path) -> Checkpoint:

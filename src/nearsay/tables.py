@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nearsay.drafts import draft_of
 from nearsay.reasons import one_line
 
 Cell = str | int | float | None
@@ -355,17 +355,15 @@ def _delimited(cells: Iterable[Cell], delimiter: str, for_spreadsheet: bool) -> 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` once it is whole and on the disk."""
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with draft_of(path) as draft:
+            with draft.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
     except OSError as error:  # what the system says of a full disk names no file
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)

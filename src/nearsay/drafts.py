@@ -1,0 +1,35 @@
+"""The name that a file has until it is whole; what killed processes have left under such names goes with the next."""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A file beside `path` to be written and renamed to it, which is removed if it was not.
+
+    Its lock goes with the process, whatever machine that is on, so one that nobody holds was left behind.
+    """
+    begin = f".{path.name[:100]}."  # the draft of a long name has a name too
+    draft = path.with_name(f"{begin}{os.getpid()}.partial")
+    with suppress(OSError):  # they are in nobody's way
+        for name in os.listdir(path.parent):
+            if re.fullmatch(re.escape(begin) + r"\d+\.partial", name):
+                _remove_if_left(path.with_name(name))
+    with draft.open("ab") as held:
+        with suppress(OSError):  # not every file system knows locks, and then none of them is removed
+            fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            yield draft
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _remove_if_left(draft: Path) -> None:
+    with suppress(OSError), draft.open("r+b") as found:
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.unlink()

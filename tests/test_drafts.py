@@ -1,0 +1,71 @@
+import os
+import signal
+
+import pytest
+
+from nearsay import tables
+from nearsay.drafts import draft_of
+from nearsay.run import write_whole
+
+
+def write_table(path, content):
+    tables.write(path, {"a": [content]})
+
+
+def write_bytes(path, content):
+    write_whole(path, content.encode())
+
+
+def killed_while_writing(path):
+    """A process that has a draft of the file, and then no time to remove it."""
+    child = os.fork()
+    if not child:
+        with draft_of(path) as draft:
+            draft.write_bytes(b"half of it")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    return child
+
+
+@pytest.mark.parametrize("write", [write_table, write_bytes])
+@pytest.mark.parametrize("name", ["t.csv", "[t]*.csv", f"{'t' * 250}.csv"])
+def test_what_a_killed_process_has_left_goes_when_the_file_is_written_again(tmp_path, write, name):
+    path = tmp_path / name
+    killed_while_writing(path)
+    assert [each.suffix for each in tmp_path.iterdir()] == [".partial"]
+    write(path, "whole")
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("write", [write_table, write_bytes])
+def test_the_draft_of_a_process_that_lives_stays(tmp_path, write):
+    path, (waits, go_on), (told, tell) = tmp_path / "t.csv", os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        with draft_of(path) as draft:
+            draft.write_bytes(b"a\nof the other\n")
+            os.write(tell, b".")
+            os.read(waits, 1)
+            draft.replace(path)
+        os._exit(0)
+    os.read(told, 1)
+    write(path, "mine")
+    assert "mine" in path.read_text()
+    os.write(go_on, b".")
+    assert os.waitpid(child, 0)[1] == 0
+    assert path.read_text() == "a\nof the other\n"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_nothing_else_is_removed(tmp_path):
+    names = [
+        ".t.csv.partial",
+        ".t.csv.mine.partial",
+        ".t.csv.12.partial.old",
+        ".t.csv.gz.12.partial",
+        "t.csv.12.partial",
+    ]
+    for name in names:
+        (tmp_path / name).write_text("precious")
+    write_table(tmp_path / "t.csv", "whole")
+    assert {each.name for each in tmp_path.iterdir()} == {*names, "t.csv"}
