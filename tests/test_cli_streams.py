@@ -1,3 +1,4 @@
+import os
 import shlex
 import subprocess
 import sys
@@ -7,10 +8,11 @@ import pytest
 SMALL = ["epochs=4", "--set", "data.num_train=200", "--set", "data.num_test=120", "--set", "batch_size=50"]
 
 
-def in_shell(words, redirected):
+def in_shell(words, redirected, **variables):
     """A command as a shell starts it; bash, since only that has `>(...)`."""
     command = f"{shlex.join([sys.executable, '-m', 'nearsay', *words])} {redirected}"
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, **variables}
+    return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("redirected", ["2>/dev/full", "2> >(head -1 >/dev/null)", "2>&-"])
@@ -44,3 +46,11 @@ def test_a_stream_that_takes_nothing_leaves_the_exit_code_as_it_is(words, redire
 def test_a_result_without_a_reader_is_still_told_by_the_exit_code():
     done = in_shell(["recipes"], "| true; exit ${PIPESTATUS[0]}")
     assert (done.returncode, done.stdout, done.stderr) == (74, "", "")
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("words", [["recipes"], ["--help"], ["--version"], ["doctor", "--json"]])
+def test_a_full_stdout_is_named(words, buffered):
+    done = in_shell(words, ">/dev/full", PYTHONUNBUFFERED=buffered)
+    told = "error: stdout: No space left on device; send it where it can be written\n"
+    assert (done.returncode, done.stderr) == (74, told)
