@@ -197,6 +197,23 @@ def test_an_error_is_told_in_one_sentence_with_its_exit_code(monkeypatch, capsys
     assert told in err
 
 
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (MemoryError("8 GB"), "(8 GB); end other programs, or use a machine with more of it\n"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "(CUDA out of memory); try another device\n"),
+    ],
+)
+def test_a_command_without_batches_is_not_told_to_make_them_smaller(tmp_path, monkeypatch, capsys, error, cure):
+    def fail(*_, **__):
+        raise error
+
+    (tmp_path / "experiment.json").write_text("{}")
+    monkeypatch.setattr("nearsay.commands.clean.read_labels", fail)
+    assert cli.main(["clean", str(tmp_path)]) == 71
+    assert capsys.readouterr().err == f"error: out of memory {cure}"
+
+
 def test_an_interrupted_command_says_so_and_ends_as_shells_expect(monkeypatch, capsys):
     def fail(*_):
         raise KeyboardInterrupt

@@ -24,15 +24,19 @@ def exit_code(error: BaseException) -> int:
     return BAD_DATA if isinstance(error, ValueError) else INTERNAL
 
 
-def explain(error: BaseException, code: int) -> str:
-    """The error in one sentence that says what would work."""
+def explain(error: BaseException, code: int, *, takes_batches: bool = True) -> str:
+    """The error in one sentence that says what would work; `takes_batches` if the command was given their size."""
     told = str(error).strip() or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if _has_no_room(error):
         return f"out of memory before it began ({first_line(error)}); allow it more, as ulimit -v may forbid"
     if code == NO_MEMORY:
-        return f"out of memory ({first_line(error)}); try a smaller batch_size, or another device"
+        cure = "try a smaller batch_size, or another device"
+        if not takes_batches:
+            is_of_device = type(error).__name__ == "OutOfMemoryError"
+            cure = "try another device" if is_of_device else "end other programs, or use a machine with more of it"
+        return f"out of memory ({first_line(error)}); {cure}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":  # only names of files come with such text

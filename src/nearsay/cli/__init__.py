@@ -30,6 +30,8 @@ from nearsay.config import Call, apply_overrides, call_recipe, to_tree
 from nearsay.failures import INTERRUPTED, IO_FAILED, PREEMPTED, USAGE, exit_code, explain
 from nearsay.progress import Events, make_display, print_table, summarize
 
+_TAKE_BATCHES = ("train", "sweep")  # verbs that can be told how large they are
+
 app = typer.Typer(
     help="Learn from noisy labels by asking the neighbors, and find the labels to distrust.",
     epilog="Start with: nearsay demo. On your own images: nearsay train folder path=photos/, then nearsay audit RUN.",
@@ -181,7 +183,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         told = "" if code in (INTERRUPTED, PREEMPTED) else "error: "
-        print(f"{told}{explain(error, code)}", file=sys.stderr)
+        print(f"{told}{explain(error, code, takes_batches=words[0] in _TAKE_BATCHES)}", file=sys.stderr)
         return code
 
 
