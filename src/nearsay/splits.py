@@ -2,9 +2,11 @@
 
 import hashlib
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -167,13 +169,19 @@ def digest_names(inputs: Inputs) -> str:
 
 def recorded_digest(content: bytes, name: str = "inputs") -> str:
     """What a `labels.npz` says of the inputs, or of their names; nothing where it does not say it."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+    with _unpacked(content) as arrays:
         return str(arrays[name]) if name in arrays.files else ""
+
+
+def recorded_rows(content: bytes, name: str) -> Tensor:
+    """(n,) numbers of the examples of train that were trained on (`train`) or held out (`validation`)."""
+    with _unpacked(content) as arrays:
+        return torch.from_numpy(arrays[name]) if name in arrays.files else torch.empty(0, dtype=torch.int64)
 
 
 def pack_relabeled(given: Tensor, content: bytes) -> bytes:
     """The content of a file for `relabeled`: other labels for the examples of a `labels.npz`, and which these are."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+    with _unpacked(content) as arrays:
         kept = {name: arrays[name] for name in ("classes", "inputs", "names") if name in arrays.files}
     packed = io.BytesIO()
     np.savez(packed, given=given.numpy(), **kept)
@@ -182,16 +190,23 @@ def pack_relabeled(given: Tensor, content: bytes) -> bytes:
 
 def unpack_labels(content: bytes) -> Labels:
     """The labels in a `labels.npz`; ValueError if it is damaged."""
+    with _unpacked(content) as arrays:
+        given, classes = torch.from_numpy(arrays["given"]), tuple(map(str, arrays["classes"]))
+        clean = torch.from_numpy(arrays["clean"]) if "clean" in arrays.files else None
+        labels = Labels(given, clean, classes)
+        for name in arrays.files:
+            arrays[name]  # damage anywhere is told here, before somebody asks for that part
+        if fingerprint(labels) != str(arrays["fingerprint"]):
+            raise ValueError("its fingerprint is of other labels")
+        return labels
+
+
+@contextmanager
+def _unpacked(content: bytes) -> Iterator[Any]:  # Any: as np.load says it
+    """The arrays of a `labels.npz`; ValueError if it is damaged, also between two looks of one command."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            given, classes = torch.from_numpy(arrays["given"]), tuple(map(str, arrays["classes"]))
-            clean = torch.from_numpy(arrays["clean"]) if "clean" in arrays.files else None
-            labels = Labels(given, clean, classes)
-            for name in arrays.files:
-                arrays[name]  # damage anywhere is told here, before somebody asks for that part
-            if fingerprint(labels) != str(arrays["fingerprint"]):
-                raise ValueError("its fingerprint is of other labels")
-            return labels
+            yield arrays
     except Exception as error:  # what is no such file can raise anything
         reason = one_line(error)
         reason = "it is damaged" if "allow_pickle" in reason else reason
@@ -262,8 +277,8 @@ def _recorded(path: Path, labels: Labels, inputs: Inputs) -> Tensor:
     """(N,) labels that an earlier command has written."""
     try:
         content = path.read_bytes()
-        names = recorded_digest(content, "names")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            names = str(arrays["names"]) if "names" in arrays.files else ""
             given, classes = arrays["given"], tuple(map(str, arrays["classes"]))
     except FileNotFoundError as error:
         raise ValueError(f"relabeled={str(path)!r} is no file; nearsay clean and nearsay propagate make one") from error

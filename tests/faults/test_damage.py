@@ -2,9 +2,11 @@
 
 import shutil
 import zipfile
+from importlib import import_module
 
 import pytest
 
+from nearsay import trained
 from nearsay.cli import main
 
 WORDS = ["toy", "epochs=1", "--set", "data.num_train=120", "--set", "data.num_test=40", "--set", "held_out=20"]
@@ -54,3 +56,24 @@ def test_a_comparison_gives_no_advice_to_read_a_damaged_file_unsafely(audited, t
     assert main(["compare", str(run)]) == 65
     told = capsys.readouterr().err
     assert told == f"error: {run / 'labels.npz'} cannot be used (it is damaged); train the run again, or leave it out\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half", b"no labels at all"])
+@pytest.mark.parametrize("verb", ["audit", "clean", "evaluate", "propagate"])
+def test_labels_that_are_damaged_while_a_command_runs_are_told_too(
+    audited, tmp_path, monkeypatch, capsys, verb, content
+):
+    run = shutil.copytree(audited, tmp_path / "run")
+    module = import_module(f"nearsay.commands.{verb}")
+
+    def read_labels(folder):
+        labels = trained.read_labels(folder)
+        (run / "labels.npz").write_bytes(content)
+        return labels
+
+    monkeypatch.setattr(module, "read_labels", read_labels)
+    assert main([verb, str(run)]) == 65
+    told = capsys.readouterr().err
+    assert told.startswith("error: labels.npz cannot be read: ")
+    assert told.endswith("; start again in another folder\n")
+    assert told.count("\n") == 1

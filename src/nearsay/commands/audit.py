@@ -23,7 +23,7 @@ from nearsay.experiment import Experiment
 from nearsay.progress import percent
 from nearsay.reasons import first_line
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
-from nearsay.splits import digest_names, open_train, recorded_digest
+from nearsay.splits import digest_names, open_train, recorded_digest, recorded_rows
 from nearsay.tables import Cell
 from nearsay.trained import read_experiment, read_labels
 
@@ -159,8 +159,7 @@ def _columns(found: Audit, indices: Tensor, labels: Labels, files: Files | None,
     """A row for every example of the data set, those that could not be read too."""
     numbers = indices.tolist()
     kept = found.to_columns(numbers)
-    with np.load(folder / "labels.npz", allow_pickle=False) as arrays:
-        held_out = set(arrays["validation"].tolist()) if "validation" in arrays.files else set()
+    held_out = set(recorded_rows((folder / "labels.npz").read_bytes(), "validation").tolist())
     rows = dict(zip(numbers, zip(*kept.values(), strict=True), strict=True))
     columns: dict[str, list[Cell]] = {"index": [], "path": [], **{name: [] for name in kept if name != "index"}}
     columns["reason"] = []

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 
@@ -19,7 +18,7 @@ from nearsay.experiment import Experiment
 from nearsay.outcome import wrong_labels
 from nearsay.progress import percent
 from nearsay.run import BAD_DATA, RunError
-from nearsay.splits import are_in_doubt, open_splits, truth
+from nearsay.splits import are_in_doubt, open_splits, recorded_rows, truth
 from nearsay.trained import predict_run, read_experiment, read_labels
 
 
@@ -110,8 +109,7 @@ def _kept(
 
 def _held_out(folder: Path, experiment: Experiment, recorded: Labels) -> Labels | None:
     """The labels that count of what was held out, as they were then; None if nothing was."""
-    with np.load(folder / "labels.npz", allow_pickle=False) as arrays:
-        rows = torch.from_numpy(arrays["validation"]) if "validation" in arrays.files else torch.empty(0)
+    rows = recorded_rows((folder / "labels.npz").read_bytes(), "validation")
     if not len(rows):
         return None
     return Labels(given=truth(recorded, experiment.validation_labels)[rows], clean=None, classes=recorded.classes)
@@ -129,8 +127,7 @@ def _read_predictions(path: Path, labels: Labels) -> Predictions:
 
 def _trained_on(folder: Path, predictions: Predictions) -> Predictions:
     """The rows of examples that were trained on, without those that were held out."""
-    with np.load(folder / "labels.npz", allow_pickle=False) as arrays:
-        rows = torch.isin(predictions.indices, torch.from_numpy(arrays["train"]))
+    rows = torch.isin(predictions.indices, recorded_rows((folder / "labels.npz").read_bytes(), "train"))
     return Predictions(*(part[rows] for part in predictions))
 
 
