@@ -1,6 +1,7 @@
 """Tables of an audit that somebody has opened, changed and saved, as cleaning reads them."""
 
 import csv
+import os
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from review.conftest import write_run
 
 from nearsay import tables
 from nearsay.commands.clean import clean_run
-from nearsay.run import RunError
+from nearsay.run import RunError, open_run
 
 
 @pytest.fixture
@@ -134,3 +135,22 @@ def test_a_number_too_long_to_be_one_is_refused_as_any_other(run):
     (run / "corrections.csv").write_text(f"index,label\n{'9' * 5000},\n")
     with pytest.raises(tables.TableError, match=r"corrections\.csv:2: index '9{40}' is none of the 300 examples"):
         clean_run(run)
+
+
+def test_an_audit_that_is_still_being_written_is_not_read(run):
+    (told, tell), (waits, go_on) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        with open_run(run):
+            os.unlink(run / "audit.csv")
+            os.write(tell, b".")
+            os.read(waits, 1)
+        os._exit(0)
+    os.read(told, 1)
+    try:
+        with pytest.raises(RunError, match=f"is in use by process {child} ") as caught:
+            clean_run(run)
+        assert caught.value.code == 75
+    finally:
+        os.write(go_on, b".")
+        os.waitpid(child, 0)

@@ -55,32 +55,32 @@ def clean_run(
         if limit is not None:
             check_number(name, limit, 0, 1)
     labels = read_labels(folder)
-    rows, doubt = _read_audit(folder / "audit.csv", labels), read_doubt(folder)
-    if relabel_above is None:
-        relabel_above = RELABEL_ABOVE if doubt is None else math.inf
-    if drop_below is None:
-        drop_below = DROP_BELOW if doubt is None else 0.0
-    is_sure = rows.is_issue & (rows.probabilities >= relabel_above) & (rows.suggested >= 0)
-    is_poor = rows.is_issue & ~is_sure & (rows.scores < drop_below)
-    given = rows.suggested.where(is_sure, labels.given).masked_fill(is_poor, -1)
-    decided = read_corrections(folder, corrections, labels)
-    for index, label in decided.items():
-        given[index] = label
-    is_decided = torch.zeros_like(is_sure).index_fill(0, torch.tensor(list(decided), dtype=torch.int64), True)
-    is_changed = given != labels.given
-    lists = {
-        "relabel": is_changed & (given >= 0),
-        "drop": is_changed & (given < 0),
-        "review": rows.is_issue & ~is_changed & ~is_decided,
-    }
-    learned = (folder / "labels.npz").read_bytes()
-    contents = {"cleaned.npz": pack_relabeled(given, learned)}
-    for name, is_listed in lists.items():
-        contents[f"cleaned-{name}.csv"] = table_bytes(_listed(is_listed, given, labels, rows), ".csv")
-    manifest = _manifest(folder, given, labels, recorded_digest(learned, "names"))
-    if manifest is not None:
-        contents["cleaned.csv"] = table_bytes(manifest.columns, ".csv")
-    with open_run(folder, cure=COPY) as run:
+    with open_run(folder, cure=COPY) as run:  # before the audit is read, which another command may be writing
+        rows, doubt = _read_audit(folder / "audit.csv", labels), read_doubt(folder)
+        if relabel_above is None:
+            relabel_above = RELABEL_ABOVE if doubt is None else math.inf
+        if drop_below is None:
+            drop_below = DROP_BELOW if doubt is None else 0.0
+        is_sure = rows.is_issue & (rows.probabilities >= relabel_above) & (rows.suggested >= 0)
+        is_poor = rows.is_issue & ~is_sure & (rows.scores < drop_below)
+        given = rows.suggested.where(is_sure, labels.given).masked_fill(is_poor, -1)
+        decided = read_corrections(folder, corrections, labels)
+        for index, label in decided.items():
+            given[index] = label
+        is_decided = torch.zeros_like(is_sure).index_fill(0, torch.tensor(list(decided), dtype=torch.int64), True)
+        is_changed = given != labels.given
+        lists = {
+            "relabel": is_changed & (given >= 0),
+            "drop": is_changed & (given < 0),
+            "review": rows.is_issue & ~is_changed & ~is_decided,
+        }
+        learned = (folder / "labels.npz").read_bytes()
+        contents = {"cleaned.npz": pack_relabeled(given, learned)}
+        for name, is_listed in lists.items():
+            contents[f"cleaned-{name}.csv"] = table_bytes(_listed(is_listed, given, labels, rows), ".csv")
+        manifest = _manifest(folder, given, labels, recorded_digest(learned, "names"))
+        if manifest is not None:
+            contents["cleaned.csv"] = table_bytes(manifest.columns, ".csv")
         for name, content in contents.items():
             write_whole(run.path / name, content)
         if manifest is None:
