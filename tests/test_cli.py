@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -212,6 +213,16 @@ def test_a_command_without_batches_is_not_told_to_make_them_smaller(tmp_path, mo
     monkeypatch.setattr("nearsay.commands.clean.read_labels", fail)
     assert cli.main(["clean", str(tmp_path)]) == 71
     assert capsys.readouterr().err == f"error: out of memory {cure}"
+
+
+@pytest.mark.parametrize(("words", "code"), [(["doctor"], 74), (["train", "toy"], 74), (["--version"], 0)])
+def test_a_working_directory_that_was_deleted_is_told(tmp_path, words, code):
+    (tmp_path / "gone").mkdir()
+    inside = [sys.executable, "-m", "nearsay", *words]
+    command = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {shlex.join(inside)}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    told = "error: the working directory was deleted; change into one that is there\n" if code else ""
+    assert (done.returncode, done.stderr) == (code, told)
 
 
 def test_an_interrupted_command_says_so_and_ends_as_shells_expect(monkeypatch, capsys):

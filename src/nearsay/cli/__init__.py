@@ -4,6 +4,7 @@ Nothing that imports torch is imported before a verb needs it, so that help and 
 stdout, progress and complaints to stderr.
 """
 
+import os
 import shlex
 import signal
 import sys
@@ -54,6 +55,10 @@ def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from; works anywhere.")] = False,
 ) -> None:
     """Learn from noisy labels by asking the neighbors, and find the labels to distrust."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:  # torch would end the process while it is loaded
+        raise OSError("the working directory was deleted; change into one that is there") from error
 
 
 def train(
