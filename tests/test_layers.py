@@ -30,7 +30,7 @@ FLOORS = [  # from the top; a module imports only from floors below its own
     ["objectives", "metrics", "propagation", "datasets", "models", "optim"],  # 2a
     ["noise", "augment", "kernels"],  # 1b
     ["seeds", "dist", "neighbors", "tables", "workers"],  # 1a
-    ["core", "reasons", "drafts"],  # 0
+    ["core", "reasons", "drafts", "sealed"],  # 0
 ]
 HEIGHT = {room: -depth for depth, rooms in enumerate(FLOORS) for room in rooms}
 

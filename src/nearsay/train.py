@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch.nn import Module
 
@@ -30,6 +29,7 @@ from nearsay.noise import describe
 from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
 from nearsay.predict import Pass
 from nearsay.run import BAD_DATA, Checkpoint, Run, RunError, open_run, write_whole
+from nearsay.sealed import pack_sealed
 from nearsay.splits import open_splits
 from nearsay.step import Setting, Step, make_learners, observe_, restore
 from nearsay.trained import check_same, claim, is_whole, read_result
@@ -343,10 +343,10 @@ class _Training:
         for name, inputs, _ in self.splits.judged:
             tables[name] = self._pass().over(networks, inputs).predictions
         for name, predictions in tables.items():
-            write_whole(folder / f"{name}.safetensors", safetensors.torch.save(predictions._asdict()))
+            write_whole(folder / f"{name}.safetensors", pack_sealed(predictions._asdict()))
         dynamics = {name: tensor[:-1].cpu().contiguous() for name, tensor in self.step.dynamics.items()}
-        write_whole(self.folder / "dynamics.safetensors", safetensors.torch.save(dynamics))
-        write_whole(self.folder / "model.safetensors", safetensors.torch.save(pack_networks(networks)))
+        write_whole(self.folder / "dynamics.safetensors", pack_sealed(dynamics))
+        write_whole(self.folder / "model.safetensors", pack_sealed(pack_networks(networks)))
         result = self._result(tables["train"], self.run.read_log())
         self.run.write_json("result.json", result)
         self.display.end(result)

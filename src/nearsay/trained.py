@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Conv2d, Module
 
@@ -19,6 +18,7 @@ from nearsay.noise import fingerprint
 from nearsay.predict import Pass, Predicted
 from nearsay.reasons import one_line
 from nearsay.run import BAD_DATA, CANNOT_CREATE, Run, RunError, write_whole
+from nearsay.sealed import load_sealed
 from nearsay.splits import Splits, digest_inputs, pack_labels, recorded_digest, unpack_labels
 
 _BEGINNING = (".lock", "labels.npz", "tensorboard")  # what may be there before the experiment is written down
@@ -229,7 +229,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise RunError(f"{path.parent} has no {path.name}: the run is not finished; train it to the end", BAD_DATA)
     try:
-        return load_file(path)
+        return load_sealed(path)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
 

@@ -77,3 +77,28 @@ def test_labels_that_are_damaged_while_a_command_runs_are_told_too(
     assert told.startswith("error: labels.npz cannot be read: ")
     assert told.endswith("; start again in another folder\n")
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        ("audit", "predictions/train"),
+        ("audit", "dynamics"),
+        ("evaluate", "predictions/test"),
+        ("propagate", "predictions/train"),
+        ("compare", "predictions/train"),
+        ("export", "model"),
+    ],
+)
+def test_a_bit_that_flipped_in_what_a_run_has_learned_is_told(audited, tmp_path, capsys, verb, name):
+    run = shutil.copytree(audited, tmp_path / "run")
+    content = bytearray((run / f"{name}.safetensors").read_bytes())
+    content[-100] ^= 1
+    (run / f"{name}.safetensors").write_bytes(content)
+    before = files_of(run)
+    assert main([verb, str(run), *(["--html", str(tmp_path / "page.html")] if verb == "compare" else [])]) == 65
+    told = capsys.readouterr().err
+    assert f"{name}.safetensors" in told
+    assert "(it is damaged in " in told
+    assert told.count("\n") == 1
+    assert files_of(run) == before

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -23,6 +22,7 @@ from nearsay.experiment import Experiment
 from nearsay.progress import percent
 from nearsay.reasons import first_line
 from nearsay.run import BAD_DATA, COPY, RunError, open_run, write_whole
+from nearsay.sealed import load_sealed
 from nearsay.splits import digest_names, open_train, recorded_digest, recorded_rows
 from nearsay.tables import Cell
 from nearsay.trained import read_experiment, read_labels
@@ -146,7 +146,7 @@ def _read_dynamics(folder: Path, indices: Tensor, num_examples: int) -> dict[str
     if not path.is_file():
         return None
     try:
-        tensors = safetensors.torch.load_file(path)
+        tensors = load_sealed(path)
         if any(tensor.shape[:1] != (num_examples,) for tensor in tensors.values()):
             raise ValueError(f"it is not of {num_examples} examples")
         kept = {name: tensors[name][indices] for name in ("confidence", "margin", "count")}

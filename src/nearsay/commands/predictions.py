@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
 from nearsay.core import Labels, Predictions
 from nearsay.run import BAD_DATA, RunError
+from nearsay.sealed import load_sealed
 
 
 def load_predictions(path: Path) -> Predictions:
     """The content of one file; OSError, SafetensorError or KeyError if it is none."""
     path.open("rb").close()  # safetensors takes a file that may not be read for one that is not there
-    tensors = safetensors.torch.load_file(path)
+    tensors = load_sealed(path)
     return Predictions(tensors["features"], tensors["logits"], tensors["indices"])
 
 

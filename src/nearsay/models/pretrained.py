@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nearsay.core import Outputs
 from nearsay.models.heads import Head, LinearHead, drawn
 from nearsay.models.norm import Statistics, check_statistics, synchronize
 from nearsay.reasons import first_line
+from nearsay.sealed import load_sealed
 
 COUNTER = "num_batches_tracked"  # of BatchNorm: older files do without, and nothing depends on it
 OFFLINE, CONSTANTS = "HF_HUB_OFFLINE", "huggingface_hub.constants"  # a variable, and the module that remembers it
@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"there is no file {path}; give the path of a safetensors file with weights")
     try:
-        return load_file(path)
+        return load_sealed(path)
     except SafetensorError as error:
         raise ValueError(
             f"{path} is no safetensors file ({first_line(error)}); convert weights with safetensors.torch.save_file"

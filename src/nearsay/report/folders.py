@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from nearsay.core import Labels, Predictions
 from nearsay.display import plain
 from nearsay.metrics import aligned, confidence
 from nearsay.noise import Realized, describe
+from nearsay.sealed import load_sealed
 
 CURE = "train the run again, or leave it out"
 
@@ -160,8 +161,8 @@ def _read_trust(path: Path) -> tuple[Labels, Tensor, int]:
     labels, train, num_held_out = _read_labels(path / "labels.npz")
     file = path / "predictions" / "train.safetensors"
     try:
-        with safe_open(file, framework="pt") as tensors:  # features may be large and are not needed
-            logits, indices = tensors.get_tensor("logits"), tensors.get_tensor("indices")
+        tensors = load_sealed(file, ("logits", "indices"))  # features may be large and are not needed
+        logits, indices = tensors["logits"], tensors["indices"]
         is_trained = torch.isin(indices, train)
         order = indices[is_trained].argsort()
         logits, indices = logits[is_trained][order], indices[is_trained][order]

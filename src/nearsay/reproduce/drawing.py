@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from nearsay import metrics
@@ -22,6 +21,7 @@ from nearsay.reproduce.pages import write_page
 from nearsay.reproduce.plans import PANELS
 from nearsay.reproduce.runs import Runs
 from nearsay.run import write_whole
+from nearsay.sealed import load_sealed
 from nearsay.trained import read_labels
 
 Shares = dict[tuple[str, str], list[float]]  # by kind and half, see Panel
@@ -135,7 +135,7 @@ def _trained_on(folder: Path) -> tuple[Tensor, Labels]:
     """Features (n, D) and labels of the examples that were trained on."""
     path = folder / "predictions" / "train.safetensors"
     try:
-        tensors = load_file(path)
+        tensors = load_sealed(path)
         with np.load(folder / "labels.npz", allow_pickle=False) as arrays:
             rows = torch.isin(tensors["indices"], torch.from_numpy(arrays["train"]))
     except Exception as error:  # what is no such file can raise anything
