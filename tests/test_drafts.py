@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +71,18 @@ def test_nothing_else_is_removed(tmp_path):
         (tmp_path / name).write_text("precious")
     write_table(tmp_path / "t.csv", "whole")
     assert {each.name for each in tmp_path.iterdir()} == {*names, "t.csv"}
+
+
+def test_arrays_are_audited_and_tables_written_where_files_have_no_such_locks(tmp_path):
+    """As on Windows, which has no fcntl."""
+    code = """
+import sys
+sys.modules["fcntl"] = None
+import nearsay
+from nearsay import tables
+found = nearsay.audit([0, 1] * 10, features=[[1.0, 0.1 * i] for i in range(20)])
+tables.write(sys.argv[1], {"score": found.scores.tolist()})
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "scores.csv")], check=True)
+    assert os.listdir(tmp_path) == ["scores.csv"]
+    assert len(tables.read(tmp_path / "scores.csv").columns["score"]) == 20

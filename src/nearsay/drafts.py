@@ -1,11 +1,15 @@
 """The name that a file has until it is whole; what killed processes have left under such names goes with the next."""
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where arrays can be audited all the same
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -20,9 +24,10 @@ def draft_of(path: Path) -> Iterator[Path]:
         for name in os.listdir(path.parent):
             if re.fullmatch(re.escape(begin) + r"\d+\.partial", name):
                 _remove_if_left(path.with_name(name))
-    with draft.open("ab") as held:
+    with nullcontext() if fcntl is None else draft.open("ab") as held:
         with suppress(OSError):  # not every file system knows locks, and then none of them is removed
-            fcntl.flock(held, fcntl.LOCK_EX)
+            if held is not None:
+                fcntl.flock(held, fcntl.LOCK_EX)
         try:
             yield draft
         finally:
@@ -30,6 +35,8 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 
 def _remove_if_left(draft: Path) -> None:
+    if fcntl is None:
+        return
     with suppress(OSError), draft.open("r+b") as found:
         fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
         draft.unlink()
