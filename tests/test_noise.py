@@ -468,7 +468,7 @@ def test_open_set_noise_marks_exactly_its_share_and_keeps_given():
     assert outside.sum() == round(0.3 * 1001)
     assert_close(noisy.clean[~outside], labels.given[~outside])
     realized = describe(noisy)
-    assert (realized.num_open_set, realized.effective_rate, realized.matrix.sum()) == (300, 0.0, 701)
+    assert (realized.num_open_set, realized.effective_rate, realized.matrix.sum()) == (300, 300 / 1001, 701)
 
 
 def test_open_set_noise_leaves_unlabeled_and_what_is_clean():
@@ -536,11 +536,11 @@ def test_records_are_compared_by_content_and_keep_a_copy():
     assert one.given.tolist() == [0, 1, 2]
 
 
-def test_describe_counts_only_what_can_be_compared():
+def test_describe_counts_a_true_class_outside_the_vocabulary_as_a_wrong_label():
     labels = Labels(torch.tensor([0, 1, 1, -1, 2, 0, -1]), torch.tensor([0, 0, 1, 1, -1, -1, -1]), ("a", "b", "c"))
     realized = describe(labels)
     assert realized.matrix.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
-    assert realized.effective_rate == 1 / 3
+    assert realized.effective_rate == 3 / 5
     assert realized.num_open_set == 2
     assert realized.fingerprint == fingerprint(labels)
 

@@ -253,8 +253,8 @@ class Recorded:
 class Realized(NamedTuple):
     """What noise did to labels, as counted and not as asked for."""
 
-    effective_rate: float | None  # share of wrong labels among those counted in the matrix, None without any
-    num_open_set: int  # labeled examples whose true class is outside the vocabulary
+    effective_rate: float | None  # share of labels that are not the true class, None where that is unknown
+    num_open_set: int  # those of examples whose true class is outside the vocabulary
     matrix: Tensor  # (C, C) int64 counts of the other labeled examples: rows clean, columns given
     fingerprint: str
 
@@ -265,8 +265,9 @@ def describe(labels: Labels) -> Realized:
     clean = torch.full_like(given, -1) if labels.clean is None else labels.clean.cpu()
     cells = (clean.long() * num_classes + given)[(given >= 0) & (clean >= 0)]
     matrix = torch.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
-    rate = int(matrix.sum() - matrix.trace()) / len(cells) if len(cells) else None
     num_open_set = 0 if labels.clean is None else int(((given >= 0) & (clean < 0)).sum())
+    num_known = len(cells) + num_open_set
+    rate = (num_known - int(matrix.trace())) / num_known if num_known else None
     return Realized(rate, num_open_set, matrix, fingerprint(labels))
 
 
