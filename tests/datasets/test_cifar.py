@@ -131,6 +131,27 @@ def test_the_path_may_be_the_folder_or_the_one_above(ten):
         assert torch.equal(Cifar10(path=path).open("test").inputs, torch.from_numpy(ten.pixels["test"]))
 
 
+def test_only_images_of_the_classes_that_are_asked_for_are_there(ten):
+    kept = ("kind 7", "kind 0", "kind 3", "kind 4")
+    for split in ("train", "test"):
+        names = [f"kind {number}" for number in ten.labels[split]]
+        rows = [row for row, name in enumerate(names) if name in kept]
+        inputs, labels = ten.open(split, classes=kept)
+        assert 0 < len(rows) < len(names)
+        assert torch.equal(inputs, torch.from_numpy(ten.pixels[split])[rows])
+        assert labels.classes == kept
+        assert [kept[number] for number in labels.given.tolist()] == [names[row] for row in rows]
+        assert torch.equal(labels.clean, labels.given)
+        assert labels.given.data_ptr() != labels.clean.data_ptr()
+
+
+def test_classes_that_are_not_there_are_refused_with_those_there_are(ten):
+    for classes in ((), ("kind 1", "kind 1"), ("kind 1", "cat")):
+        assert refusal(ten.open, classes=classes).startswith(f"classes={classes} must be some of kind 0, kind 1, ")
+    text = refusal(Cifar10, path=ten.folder, labels="human.npz", column="worse", classes=("kind 1",))
+    assert text.startswith("classes=('kind 1',) cannot be kept with labels='human.npz'")
+
+
 def test_an_array_in_the_order_of_fortran_is_understood(ten):
     pixels = ten.pixels["test"].reshape(4, 3072)
     record = written({"labels": ten.labels["test"]})[:-2]  # without the end of the dictionary

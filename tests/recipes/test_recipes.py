@@ -223,6 +223,7 @@ def test_cifar10_is_the_paper_but_for_its_length():
         ("cifar10", "asymmetric-in-place", AsymmetricInPlace(rate=0.2)),
         ("cifar10", "instance", InstanceDependent(rate=0.2)),
         ("cifar10", "open-set", OpenSet(rate=0.2)),
+        ("cifar10", "open-set-within", OpenSet(rate=0.2)),
         ("cifar100", "symmetric", Symmetric(rate=0.2, redraw=True)),
         ("cifar100", "symmetric-strict", Symmetric(rate=0.2, redraw=False)),
         ("cifar100", "asymmetric-next", Asymmetric(rate=0.2, mapping="cifar100-next")),
@@ -245,9 +246,9 @@ def test_a_kind_of_noise_is_a_noise_model(name, kind, noise):
 def test_every_declared_kind_of_noise_is_known(name):
     kinds = [kind for kind in get_args(RECIPES[name].Kind) if kind != "human"]
     more = {"open-set": {"outside": PATH}}
-    models = [made(name, kind=kind, noise=0.2, **more.get(kind, {})).noise for kind in kinds]
-    assert None not in models
-    assert len(set(map(repr, models))) == len(kinds)
+    experiments = [made(name, kind=kind, noise=0.2, **more.get(kind, {})) for kind in kinds]
+    assert None not in [each.noise for each in experiments]
+    assert len({repr((each.noise, each.outside)) for each in experiments}) == len(kinds)
 
 
 def test_human_labels_come_from_their_file_and_no_noise_is_added():
@@ -281,6 +282,16 @@ def test_open_set_noise_takes_images_of_the_other_cifar():
             made(name, kind="open-set")
         with pytest.raises(ValueError, match="outside='/data/other' is of use only with kind=open-set, not with"):
             made(name, outside=other)
+
+
+def test_open_set_noise_within_cifar10_takes_the_classes_that_are_left_out():
+    experiment = made("cifar10", kind="open-set-within", noise=0.4)
+    learned, left_out = experiment.data.classes, experiment.outside.classes
+    assert (experiment.data.path, experiment.outside.path) == (PATH, PATH)
+    assert learned == ("airplane", "automobile", "dog", "frog", "horse", "ship")
+    assert left_out == ("bird", "truck", "cat", "deer")  # what asymmetric noise takes for the first three and a horse
+    with pytest.raises(ValueError, match="is of use only with kind=open-set, not with kind=open-set-within"):
+        made("cifar10", kind="open-set-within", outside=Path("/data/other"))
 
 
 def test_an_unknown_kind_of_noise_is_refused():

@@ -208,13 +208,14 @@ def test_what_a_changed_run_detects_is_marked(tmp_path):
     usual = cell(WORST, "ncr")
     other = Wanted(name="other", protocol="short", arguments=usual.arguments, overrides=("objective.temperature=4",))
     audit = {"auroc": 0.971, "average_precision": 0.96, "seconds": 30.0}
-    made = [{**record(usual), "audit": audit}, record(other), record(cell(OPEN_SET, "ncr"))]
+    made = [{**record(usual), "audit": audit}, record(other), record(cell(OPEN_SET[1], "ncr"))]
     text = page(tmp_path, *map(outdated, made), record(cell(WORST, "elr")))
     plain, audited, *_ = lines(text, "`ncr`", "### Finding")
     assert plain[1:7] == ["not run", "–", "not run", ".950†", "−.017", ".875†"]
     assert audited[1:7] == ["not run", "–", "not run", ".971†", "+.004", ".960†"]
     assert lines(text, "`elr` ", "### Finding")[0][4:7] == [".950", "−.017", ".875"]
-    assert lines(text, "`ncr` ", "### Images from outside")[0][1:4] == ["90.00†", ".950†", ".875†"]
+    shown = lines(text, "`ncr` ", "### Images from outside")[0]
+    assert shown[1:] == ["not run", "not run", "not run", "90.00†", ".950†", ".875†", "1.0"]
     assert lines(text, "10N worst", "### Variations")[0][-2] == ".950†"
     assert "not run†" not in text
 

@@ -77,7 +77,7 @@ def test_every_cell_of_the_tables_is_wanted():
     ]
     assert {cell(column, method).name for column in COLUMNS for method in METHODS} <= names()
     assert {leak("elr+").name, leak("ncr+elr+").name} <= names()
-    assert "short-open-set-40-ncr+mixup-seed-0" in names()
+    assert {f"short-open-set-{kind}40-ncr+mixup-seed-0" for kind in ("", "within-")} <= names()
     assert RATES == (0, 20, 40)
     for rate in RATES:
         assert {ablated(rate, Point(alpha=alpha)).name for alpha in (0.1, 0.3, 0.5, 0.7, 0.9)} <= names()

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsay.core import Labels, NoSplit, Split
+from nearsay.datasets.choosing import of_classes
 from nearsay.reasons import one_line
 
 _LARGEST_FILE = 256 * 2**20  # bytes; the largest original has 170 million
@@ -102,15 +103,24 @@ class Cifar10:
     `path` is the folder `cifar-10-batches-py` or the one that holds it. `labels` is a file of CIFAR-10N (Wei et al.
     2022), the public `CIFAR-10_human.pt` or an `.npz` with the same arrays, and `column` the annotation to train on:
     aggre, worse, random1, random2 or random3. Labels of the test split are always the original ones.
+    With `classes`, some of the names, there is no image of another class in either split.
     """
 
     path: str | Path
     labels: str | Path | None = None
     column: str | None = None
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and self.labels is not None:
+            raise ValueError(
+                f"classes={self.classes} cannot be kept with labels={str(self.labels)!r}, which name others too; give "
+                "one of them"
+            )
 
     def open(self, split: str) -> Split:
         """The split "train" or "test": uint8 images (N, 3, 32, 32), red, green, blue."""
-        return _open("cifar10", self.path, split, self.labels, self.column)
+        return _open("cifar10", self.path, split, self.labels, self.column, self.classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +207,14 @@ def _unpack(archive: Path, original: _Original) -> None:
         raise ValueError(f"the archive of {original.title} is not unpacked: {one_line(error)}; try again") from error
 
 
-def _open(name: str, path: str | Path, split: str, labels: str | Path | None, column: str | None) -> Split:
+def _open(
+    name: str,
+    path: str | Path,
+    split: str,
+    labels: str | Path | None,
+    column: str | None,
+    kept: tuple[str, ...] | None = None,
+) -> Split:
     original = ORIGINALS[name]
     if split not in original.splits:
         raise NoSplit(f"split={split!r} is not in {original.title}; it has {' and '.join(original.splits)}")
@@ -214,7 +231,8 @@ def _open(name: str, path: str | Path, split: str, labels: str | Path | None, co
     clean = given = torch.tensor(numbers)
     if labels is not None and split == "train":
         given = _human_labels(Path(labels).expanduser(), chosen, clean, len(classes), original.title)
-    return Split(images, Labels(given=given.clone(), clean=clean, classes=classes))
+    found = Labels(given=given.clone(), clean=clean, classes=classes)
+    return Split(images, found) if kept is None else of_classes(images, found, kept)
 
 
 def _find(name: str, path: Path) -> Path:

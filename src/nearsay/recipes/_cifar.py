@@ -92,7 +92,7 @@ def common_noise(rate: float, kind: str, seed: int) -> Noise | None:
         return Symmetric(rate=rate, seed=seed, redraw=False)
     if kind == "instance":
         return InstanceDependent(rate=rate, seed=seed)
-    if kind == "open-set":
+    if kind.startswith("open-set"):
         return OpenSet(rate=rate, seed=seed)
     raise ValueError(f"kind={kind!r} is no kind of noise of this recipe")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from nearsay.augment import CIFAR10_COLORS
-from nearsay.core import Noise
+from nearsay.core import Dataset, Noise
 from nearsay.datasets import Cifar10, Cifar100
 from nearsay.experiment import Experiment
 from nearsay.noise import Asymmetric, AsymmetricInPlace
@@ -16,8 +16,21 @@ from nearsay.recipes._cifar import Protocol, Training, Variant
 from nearsay.recipes._paper import Start, pick
 from nearsay.recipes.methods import Method, check_of_use
 
-Kind = Literal["symmetric", "symmetric-strict", "asymmetric", "asymmetric-in-place", "instance", "human", "open-set"]
+Kind = Literal[
+    "symmetric",
+    "symmetric-strict",
+    "asymmetric",
+    "asymmetric-in-place",
+    "instance",
+    "human",
+    "open-set",
+    "open-set-within",
+]
 Column = Literal["aggre", "worse", "random1", "random2", "random3"]
+
+# For open-set noise within CIFAR-10: what asymmetric noise confuses, of which one is to be learned, one left out.
+LEARNED = ("airplane", "automobile", "dog", "frog", "horse", "ship")
+LEFT_OUT = ("bird", "truck", "cat", "deer")
 
 ALONE: dict[Protocol, Training] = {
     "short": replace(_cifar.SHORT, start=20),
@@ -55,7 +68,8 @@ def recipe(
     Reproduces: with method=ncr, the setting of the paper's ablation on CIFAR-10 (its figure of alpha, k and e). With
     method=standard, elr+ or ncr+elr+ and protocol=paper or protocol=elr, the rows Standard, ELR+ and Ours+ of the
     CIFAR-10 half of the paper's table on synthetic noise. The paper says that it follows ELR, but prints other
-    settings; both are here. Beside ELR, NCR is weak and late, as it prints: alpha 0.1, from epoch 50 of 250.
+    settings; both are here. Beside ELR, NCR is weak and late, as it prints: alpha 0.1, from epoch 50 of 250. With
+    kind=open-set-within six classes are learned and tested, some of whose images are those of the other four.
 
     Command: nearsay train cifar10 path=data method=ncr+elr+ noise=0.4 protocol=elr
 
@@ -87,13 +101,13 @@ def recipe(
     _cifar.check_outside(kind, outside, "CIFAR-100")
     if kind == "human" and column is None:
         raise ValueError("kind='human' needs column=, one of aggre, worse, random1, random2, random3")
-    is_asymmetric = kind.startswith("asymmetric")
+    is_asymmetric, is_within = kind.startswith("asymmetric"), kind == "open-set-within"
     table = PAIR if _cifar.is_pair(method) else ASYMMETRIC if is_asymmetric else ALONE
     training = _cifar.stretched(pick("protocol", protocol, table), epochs)
     return _cifar.make_experiment(
-        Cifar10(path=path, labels=labels, column=column),
+        Cifar10(path=path, labels=labels, column=column, classes=LEARNED if is_within else None),
         noise=_noise(noise, kind, seed),
-        outside=None if outside is None else Cifar100(path=outside),
+        outside=_outside(path, outside, is_within=is_within),
         colors=CIFAR10_COLORS,
         method=method,
         training=training,
@@ -104,6 +118,12 @@ def recipe(
         noise_per_network=noise_per_network,
         seed=seed,
     )
+
+
+def _outside(path: Path, outside: Path | None, *, is_within: bool) -> Dataset | None:
+    if is_within:
+        return Cifar10(path=path, classes=LEFT_OUT)
+    return None if outside is None else Cifar100(path=outside)
 
 
 def _noise(rate: float, kind: Kind, seed: int) -> Noise | None:
