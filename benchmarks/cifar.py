@@ -99,9 +99,10 @@ def run_queue(arguments):
     """Run what is left and fits; returns 0 if no run failed and no signal from outside came."""
     deadline = time.monotonic() + arguments.seconds
     place = {key: str(path.expanduser().absolute()) for key, path in _files(arguments).items() if path is not None}
-    known, sharing = read_records(arguments.results), arguments.runs / "sharing"
+    recorded, sharing = read_records(arguments.results), arguments.runs / "sharing"
+    known = {name: recorded[name] for name in unchanged(recorded)}
     began, (here, failed) = time.time(), _found(arguments)
-    done = set() if arguments.again else {*unchanged(known), *unchanged(here)}
+    done = set() if arguments.again else {*known, *unchanged(here)}
     left = _left(arguments, done, place, failed)
     if arguments.list:
         print("\n".join(f"{each.tier}  {each.seconds:5.0f} s  {each.name}" for each in left))
