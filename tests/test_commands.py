@@ -467,6 +467,15 @@ def test_a_run_named_twice_counts_once(runs):
     assert len(group.rows) == 2
 
 
+def test_a_copy_of_a_run_is_no_further_seed(runs, tmp_path):
+    copy = shutil.copytree(runs[0], tmp_path / "copy")
+    [group] = compare.compare(compare.read_runs([runs[0], copy, runs[1]]))
+    assert len(group.rows) == 3
+    assert group.means["final"] == (pytest.approx(0.85), pytest.approx(0.1 / 2**0.5), 2)
+    _, rows = compare.comparison_cells([group], "test")
+    assert [row[4] for row in rows] == ["0", "0", "1", "n=2"]
+
+
 def test_to_compare_runs_each_is_read_once(runs, monkeypatch, capsys):
     folders, read_run = [], compare.read_run
     monkeypatch.setattr(compare, "read_run", lambda folder: folders.append(folder) or read_run(folder))

@@ -121,6 +121,20 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, monkeypatch, ca
     assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
 
 
+def test_runs_that_are_the_same_in_other_words_are_no_further_seeds(tmp_path, capsys):
+    command = ["sweep", "toy", "epochs=1", "noise=0.2,.20", "seed=0,1", *SET, "--out", str(tmp_path), "--quiet"]
+    assert cli.main(command) == 0
+    [line] = [line.split() for line in capsys.readouterr().out.splitlines() if " ± " in line]
+    assert line[:2] == ["NCR", "2"]
+    finals = [float(row["test_final"]) for row in rows_of(tmp_path)]
+    assert finals[:2] == finals[2:]
+    [group] = json.loads((tmp_path / "sweep.json").read_text())["groups"]
+    assert len(group["runs"]) == 4
+    assert group["accuracy"]["test"] == pytest.approx(
+        {"mean": statistics.mean(finals[:2]), "deviation": statistics.stdev(finals[:2]), "num": 2}
+    )
+
+
 def test_a_sweep_ends_in_means_over_seeds_and_is_not_run_twice(tmp_path, capsys):
     changes = [*SMALL, "optimizer.lr=0.5"]  # so much that the last epoch is not the best
     command = ["sweep", "toy", "epochs=4", "noise=0.2,0.4", "seed=0,1", *SET, "--set", changes[-1]]

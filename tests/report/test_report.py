@@ -202,6 +202,21 @@ def test_runs_that_differ_in_seed_or_machine_only_are_one_group(tmp_path):
     assert names_of(*runs) == [("ncr", [2, 5])]
 
 
+def test_a_run_that_was_made_again_is_no_further_seed(told, tmp_path):
+    again = {"finals": [0.9], "arguments": {"kind": "unused"}, "settings": {"machine": {"device": "cuda"}}}
+    runs = [
+        write_run(tmp_path / "a", finals=[0.7]),
+        write_run(tmp_path / "b", **again),
+        write_run(tmp_path / "c", seed=1, finals=[0.6]),
+    ]
+    [group] = compare(runs).groups
+    assert (len(group.runs), group.num_seeds) == (3, 2)
+    assert group.numbers("accuracy", "test", "final") == [pytest.approx(0.8), 0.6]
+    words = told(*runs).words()
+    assert "(mean ± standard deviation over 2 runs)" in words
+    assert "ncr270.00 ± 14.14" in words
+
+
 def test_a_seed_of_the_noise_that_was_chosen_makes_another_group(tmp_path):
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, overrides=["noise.seed=7"])]
     assert names_of(*runs) == [("ncr", [0]), ("noise.seed=7", [1])]

@@ -24,6 +24,7 @@ class Group(NamedTuple):
 
     name: str
     rows: list[dict[str, Any]]  # one for each run
+    num_seeds: int  # without runs that are another one again
     means: dict[str, Spread | None]  # by the names of the accuracies
 
 
@@ -53,6 +54,7 @@ def compare(runs: Sequence[FinishedRun], *, split: str = "test") -> list[Group]:
         Group(
             group.name,
             [_row(run, split) for run in group.runs],
+            group.num_seeds,
             {name: group.spread("accuracy", split, name) for name in ACCURACIES},
         )
         for group in group_runs(runs)
@@ -116,7 +118,7 @@ def comparison_cells(groups: Sequence[Group], split: str) -> tuple[list[str], li
             rows.append([names[row["run"]], *told] if names else told)
         if len(group.rows) > 1:
             means = [each.text(scale=100) if each else "-" for each in group.means.values()]
-            told = [f"{group.name}: mean ± std", "", "", f"n={len(group.rows)}", *means, "", ""]
+            told = [f"{group.name}: mean ± std", "", "", f"n={group.num_seeds}", *means, "", ""]
             rows.append([told[0], "", *told[1:]] if names else told)
     return (["run", *headers] if names else headers), rows
 

@@ -74,7 +74,7 @@ def _row(group: Group, splits: Sequence[str]) -> list[str]:
     seconds = group.spread("seconds")
     return [
         group.name,
-        str(len(group.runs)),
+        str(group.num_seeds),
         *("-" if each is None else f"{each.text(scale=100)} %" for each in accuracies),
         "-" if seconds is None else f"{seconds.mean:,.1f}",
     ]

@@ -25,17 +25,26 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
-    """Runs of one experiment that differ in their seed only."""
+    """Runs of one experiment that differ in their seed only; some may have the same seed, and be the same again."""
 
     name: str
     runs: tuple[FinishedRun, ...]  # by seed
 
+    @property
+    def num_seeds(self) -> int:
+        """How many of the runs are not another one again."""
+        return len({_settings(run) for run in self.runs})
+
     def numbers(self, *names: str) -> list[float]:
-        """A number of the result of each run that has it."""
-        return [number for run in self.runs if (number := run.number(*names)) is not None]
+        """A number of the result for each seed that has it: of runs that are the same again, their mean."""
+        found: dict[str, list[float]] = {}
+        for run in self.runs:
+            if (number := run.number(*names)) is not None:
+                found.setdefault(_settings(run), []).append(number)
+        return [math.fsum(each) / len(each) for each in found.values()]
 
     def spread(self, *names: str) -> Spread | None:
-        """Mean and deviation of a number of the result over the runs that have it, None if none has."""
+        """Mean and deviation of a number of the result over the seeds that have it, None if none has."""
         return spread(self.numbers(*names))
 
     def first(self) -> FinishedRun:
@@ -78,15 +87,20 @@ def _identity(run: FinishedRun) -> str:
     argument or override says so.
     """
     chosen = [each for each in (*_pairs(run), *run.overrides) if _key(each).endswith("seed") and _key(each) != "seed"]
+    return json.dumps([run.recipe, _settings(run, "seed"), sorted(chosen)])
+
+
+def _settings(run: FinishedRun, *left_out: str) -> str:
+    """All that makes two runs the same, as text."""
     settings = {**run.settings, "relabeled": run.relabeled()}
-    return json.dumps([run.recipe, _unseeded(settings), sorted(chosen)], sort_keys=True)
+    return json.dumps(_without(settings, "machine", *left_out), sort_keys=True)
 
 
-def _unseeded(tree: Any) -> Any:
-    """The tree without seeds, and without what only says where the run took place."""
+def _without(tree: Any, *keys: str) -> Any:
+    """The tree without these keys, wherever they are; "machine" only says where a run took place."""
     if isinstance(tree, dict):
-        return {key: _unseeded(value) for key, value in tree.items() if key not in ("seed", "machine")}
-    return [_unseeded(value) for value in tree] if isinstance(tree, list) else tree
+        return {key: _without(value, *keys) for key, value in tree.items() if key not in keys}
+    return [_without(value, *keys) for value in tree] if isinstance(tree, list) else tree
 
 
 def _names(firsts: Sequence[FinishedRun]) -> list[str]:
@@ -95,7 +109,7 @@ def _names(firsts: Sequence[FinishedRun]) -> list[str]:
         return [_method(firsts[0])]
     names = [" ".join(parts) for parts in _told_apart([_choices(run) for run in firsts])]
     names = [name or _method(run) for name, run in zip(names, firsts, strict=True)]
-    fields = _told_apart([dict(_leaves(_unseeded(run.settings))) for run in firsts])
+    fields = _told_apart([dict(_leaves(_without(run.settings, "machine", "seed"))) for run in firsts])
     names = [
         " ".join([name, *parts[:3]]) if count > 1 else name
         for name, count, parts in zip(names, _counts(names), fields, strict=True)

@@ -50,7 +50,7 @@ def results(comparison: Comparison) -> Section:
     ]
     header, names = [column.heading for column in columns], run_names(comparison)
     by_group = [
-        [group.name, str(len(group.runs)), *(column.text(group.spread(*column.path)) for column in columns)]
+        [group.name, str(group.num_seeds), *(column.text(group.spread(*column.path)) for column in columns)]
         for group in groups
     ]
     by_run = [
@@ -70,7 +70,7 @@ def results(comparison: Comparison) -> Section:
         "Results",
         joined(
             [
-                table(caption, ("method", "runs", *header), by_group),
+                table(caption, ("method", "seeds", *header), by_group),
                 table("Every run.", ("run", "method", "seed", *header), by_run, num_names=2),
                 explained,
             ]
@@ -159,7 +159,7 @@ def experiment(comparison: Comparison) -> Section:
             ("recipe", run.recipe),
             ("arguments", ", ".join(pair for pair in pairs if not pair.startswith("seed=")) or "none"),
             ("overrides", ", ".join(run.overrides) or "none"),
-            ("seeds", ", ".join(str(run.seed) for run in group.runs)),
+            ("seeds", distinct(str(run.seed) for run in group.runs)),
             ("to repeat the first run", Markup("<code>{}</code>").format(command)),
         ]
         tree = json.dumps(run.settings, indent=2, ensure_ascii=False)
