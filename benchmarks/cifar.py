@@ -62,7 +62,7 @@ def _parse(words):
     run.add_argument("--outside", type=Path, help="folder of CIFAR-100; without it, open-set noise is left out")
     run.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
     run.add_argument("--tier", choices=("A", "B", "C"))
-    run.add_argument("--seconds", type=float, default=float("inf"), help="when to stop; by default at the end")
+    run.add_argument("--seconds", type=_seconds, default=float("inf"), help="when to stop; by default at the end")
     run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
     run.add_argument(
         "--runs", type=Path, default=Path("runs/cifar"), help="folder of the runs; who shares it shares the work"
@@ -93,6 +93,13 @@ def _expression(text):
     except re.error as error:
         cure = "write \\ before a sign that stands for itself"
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error}); {cure}") from error
+
+
+def _seconds(text):
+    with suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text} seconds are no time to run in; give a number above 0")
 
 
 def run_queue(arguments):
@@ -135,8 +142,9 @@ def run_queue(arguments):
                     code = stop.code
                     break
                 except Exception as error:  # whatever it is, the other runs may do better
-                    traceback.print_exc()
                     reason = explain(error, exit_code(error))
+                    if exit_code(error) == INTERNAL:  # all else is told by its sentence
+                        traceback.print_exc()
                     write_json(failure, {"reason": reason})
                     print(f"{each.name} failed: {reason}", flush=True)
             _write(arguments)
@@ -242,9 +250,14 @@ def _left(arguments, done, place, failed):
 def _found(arguments):
     """What is recorded in the folder of runs, and why others failed, also by other processes."""
     failures = sorted(_failure(arguments, "").parent.glob("*.json"))
-    return read_records(arguments.runs / "records"), {
-        path.stem: json.loads(path.read_text("utf-8"))["reason"] for path in failures
-    }
+    return read_records(arguments.runs / "records"), {path.stem: _reason(path) for path in failures}
+
+
+def _reason(path):
+    try:
+        return str(json.loads(path.read_text("utf-8"))["reason"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} does not tell why a run failed: {error}; remove it, and it is run again") from error
 
 
 def _failure(arguments, name):

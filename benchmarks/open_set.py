@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from nearsay.config import apply_overrides, call_recipe
+from nearsay.config import ConfigError, apply_overrides, call_recipe
 from nearsay.datasets import Toy
 from nearsay.noise import OpenSet
 from nearsay.train import train
@@ -44,6 +44,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seeds < 1:
         parser.error(f"--seeds {arguments.seeds} must be at least 1")
+    try:
+        call_recipe("toy", [f"epochs={arguments.epochs}"])
+    except ConfigError as error:
+        parser.error(f"--{error}")
     print("replaced  " + "  ".join(f"{name:>13}" for name in METHODS))
     for rate in RATES:
         cells = []

@@ -31,6 +31,16 @@ def test_no_seeds_are_refused_in_a_sentence(monkeypatch, capsys):
     assert "--seeds 0 must be at least 1" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("epochs", ["nan", "0"])
+def test_epochs_that_cannot_be_meant_are_refused_in_a_sentence(monkeypatch, capsys, epochs):
+    monkeypatch.setattr(sys, "argv", ["open_set.py", "--epochs", epochs])
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main()
+    told = capsys.readouterr()
+    assert f"--epochs={float(epochs)}" in told.err.splitlines()[-1].replace("'", "")
+    assert not told.out
+
+
 @pytest.mark.parametrize("name", ["cross-entropy", "reject=0.2"])
 def test_it_trains(name):
     assert 20 < benchmark.accuracy(name, 0.2, 0, 1) < 100

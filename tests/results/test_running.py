@@ -266,6 +266,39 @@ def test_what_is_no_regular_expression_is_refused_in_a_sentence(run, tmp_path, c
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("seconds", ["nan", "0", "-5", "soon"])
+def test_a_time_that_is_none_is_refused_in_a_sentence(run, tmp_path, capsys, seconds):
+    with pytest.raises(SystemExit) as stopped:
+        run([toy("one")], "--seconds", seconds)
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument --seconds: {seconds} seconds are no time to run in; give a number above 0" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_setting_that_is_refused_is_told_without_a_traceback_and_a_mistake_of_ours_with_one(run, monkeypatch, capsys):
+    printed = []
+    monkeypatch.setattr(cifar.traceback, "print_exc", lambda: printed.append(1))
+    assert "'nothing'" in run([toy("wrong", "method=nothing")])[2]["wrong"]
+    assert not printed
+    monkeypatch.setattr(cifar, "train", None)
+    assert "internal error: TypeError" in run([toy("broken", "method=ncr")])[2]["broken"]
+    assert printed
+
+
+@pytest.mark.parametrize("content", ["[1", "[1]", "{}"])
+def test_a_damaged_reason_of_a_failure_is_told_by_its_file(run, tmp_path, capsys, content):
+    path = tmp_path / "runs" / "records" / "failed" / "one.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
+    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert cifar.main(["run", *words]) == 65
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {path} does not tell why a run failed: ")
+    assert err.endswith("; remove it, and it is run again\n")
+
+
 def test_a_folder_may_be_kept(run, tmp_path):
     run([toy("one"), toy("two", "method=standard")], "--keep", "two")
     assert not (tmp_path / "runs" / "one").exists()
