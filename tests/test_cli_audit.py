@@ -48,6 +48,26 @@ def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys
     assert json.loads(capsys.readouterr().out)["relabeled"] > 0
 
 
+def test_who_cleans_again_is_not_given_the_result_of_the_labels_before(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    said = []
+    for limit in ("0.5", "0.5", "0.9"):  # the second cleaning makes the same labels, the third others
+        assert cli.main(["clean", str(run), "--relabel-above", limit, "--drop-below", "0.5"]) == 0
+        said.append(capsys.readouterr().out.splitlines()[-1].removeprefix("Train on them: nearsay "))
+        if len(said) < 3:
+            assert cli.main([*shlex.split(said[-1]), "--quiet"]) == 0
+    assert said[0] == said[1]
+    assert said[2] == f"{said[0]}-2"
+    assert cli.main([*shlex.split(said[0]), "--quiet"]) == 65
+    told = capsys.readouterr().err
+    assert f"{run}-cleaned is finished and has learned other labels than relabeled='{run}/cleaned.npz' holds" in told
+    assert cli.main([*shlex.split(said[2]), "--quiet"]) == 0
+    (run / "cleaned.npz").unlink()
+    for again in said:  # what is not there says nothing against a result
+        assert cli.main([*shlex.split(again), "--quiet"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

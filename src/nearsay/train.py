@@ -32,7 +32,7 @@ from nearsay.run import BAD_DATA, Checkpoint, Run, RunError, open_run, write_who
 from nearsay.sealed import pack_sealed
 from nearsay.splits import open_splits
 from nearsay.step import Setting, Step, make_learners, observe_, restore
-from nearsay.trained import check_same, claim, is_whole, read_result
+from nearsay.trained import check_relabeled, check_same, claim, is_whole, read_result
 
 _COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves
 _LEARNED = ("network", "optimizer", "average")  # what the names of tensors begin with that must stay finite
@@ -70,6 +70,7 @@ def train(
             check_same(run, experiment)
             finished = read_result(run.path) if is_whole(run.path) else None
             if finished is not None:
+                check_relabeled(run, experiment)
                 display.end(finished)
         else:
             finished = None

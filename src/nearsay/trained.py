@@ -19,7 +19,7 @@ from nearsay.predict import Pass, Predicted
 from nearsay.reasons import one_line
 from nearsay.run import BAD_DATA, CANNOT_CREATE, Run, RunError, write_whole
 from nearsay.sealed import load_sealed
-from nearsay.splits import Splits, digest_inputs, pack_labels, recorded_digest, unpack_labels
+from nearsay.splits import Splits, digest_inputs, pack_labels, recorded_digest, recorded_rows, unpack_labels
 
 _BEGINNING = (".lock", "labels.npz", "tensorboard")  # what may be there before the experiment is written down
 _NEEDED = ("experiment.json", "labels.npz", "log.jsonl", "model.safetensors", "predictions/train.safetensors")
@@ -199,6 +199,25 @@ def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str,
     if inputs != digest_inputs(splits.inputs):
         return [f"the inputs are not those that {run.path} began with; the run goes on with what is there now"]
     return []
+
+
+def check_relabeled(run: Run, experiment: Experiment) -> None:
+    """See that a finished run has learned the labels that the file of `relabeled` holds now, where that is still there.
+
+    Who cleans again, after more decisions, would take the result on the labels before for that on the new ones.
+    """
+    if experiment.relabeled is None or experiment.labeled != 1:  # with few labels, most are hidden on purpose
+        return
+    try:
+        now = recorded_rows(Path(experiment.relabeled).read_bytes(), "given")
+    except (OSError, ValueError):
+        return  # of a run that was moved or removed since: nothing says that it is other labels
+    if now.tolist() != read_labels(run.path).given.tolist():
+        raise RunError(
+            f"{run.path} is finished and has learned other labels than relabeled={experiment.relabeled!r} holds now; "
+            "choose another folder with --out",
+            BAD_DATA,
+        )
 
 
 def is_whole(folder: Path) -> bool:

@@ -115,7 +115,7 @@ def clean(
     for name, value in (("--relabel-above", relabel_above), ("--drop-below", drop_below)):
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
-    from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run  # noqa: PLC0415  # brings torch
+    from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run, folder_for  # noqa: PLC0415  # brings torch
     from nearsay.commands.naming import command_again  # noqa: PLC0415
     from nearsay.trained import read_origin  # noqa: PLC0415
 
@@ -141,7 +141,7 @@ def clean(
     if done.root is not None:
         words = ["nearsay", "train", "manifest", f"path={run / 'cleaned.csv'}", f"root={done.root}"]
         print(f"As a table for other settings: {shlex.join(words)}")
-    again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=run.with_name(f"{run.name}-cleaned"))
+    again = command_again(read_origin(run), relabeled=run / "cleaned.npz", out=folder_for(done.given, run))
     print(f"Train on them: {again}")
 
 

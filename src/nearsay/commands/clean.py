@@ -1,6 +1,7 @@
 """The labels of an audited run, written anew by what was found and what was decided by hand."""
 
 import math
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,6 +96,23 @@ def clean_run(
         manifest and manifest.root,
         doubt,
     )
+
+
+def folder_for(given: Tensor, run: Path) -> Path:
+    """Where a run on these cleaned labels goes: beside the run they are of, and not where others were learned."""
+    folder = run.with_name(f"{run.name}-cleaned")
+    for number in count(2):
+        if not folder.exists() or _has_learned(folder, given):
+            break
+        folder = run.with_name(f"{run.name}-cleaned-{number}")
+    return folder
+
+
+def _has_learned(folder: Path, given: Tensor) -> bool:
+    try:
+        return read_labels(folder).given.tolist() == given.tolist()
+    except RunError:
+        return False
 
 
 class _Rows(NamedTuple):
