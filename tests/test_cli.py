@@ -423,6 +423,31 @@ def test_predictions_do_not_replace_the_features_they_are_of(run, tmp_path, caps
     assert (tmp_path / "x.parquet").read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["labels.csv", "old.jsonl", "notes.tsv"])
+def test_predictions_replace_earlier_ones_and_no_other_table(run, tmp_path, capsys, name):
+    np.save(tmp_path / "x.npy", np.zeros((2, 32)))
+    contents = {"labels.csv": "path,label\na.png,1\n", "old.jsonl": '{"path": "a", "label": "b"}\n', "notes.tsv": "?"}
+    words = ["predict", str(run), str(tmp_path / "x.npy"), "--out", str(tmp_path / name)]
+    (tmp_path / name).write_text(contents[name])
+    assert cli.main(words) == 73
+    assert f"{name} holds something else and would be replaced; choose another --out" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == contents[name]
+    (tmp_path / name).write_text("")
+    for _ in range(2):
+        assert cli.main(words) == 0
+
+
+def test_a_page_of_a_comparison_replaces_pages_and_nothing_else(run, tmp_path, capsys):
+    words = ["compare", str(run), "--html", str(tmp_path / "labels.csv")]
+    (tmp_path / "labels.csv").write_text("path,label\na.png,1\n")
+    assert cli.main(words) == 73
+    assert "labels.csv is no page of nearsay and would be replaced; choose another file" in capsys.readouterr().err
+    assert (tmp_path / "labels.csv").read_text() == "path,label\na.png,1\n"
+    (tmp_path / "labels.csv").unlink()
+    for _ in range(2):
+        assert cli.main(words) == 0
+
+
 def test_compare_prints_each_run(run, capsys):
     result = json.loads((run / "result.json").read_text())
     assert cli.main(["compare", str(run)]) == 0

@@ -100,6 +100,8 @@ def predict(
         raise ConfigError(f"--out {out} would replace what is to be read; choose another file")
     if out is not None and not out.parent.is_dir():
         raise RunError(f"cannot write {out}: {out.parent} is no folder; make it first", CANNOT_CREATE)
+    if out is not None:
+        command.check_target(out)
     columns = command.predict(model, paths, device=device)
     if out is None:
         writer = csv.writer(sys.stdout, lineterminator="\n")

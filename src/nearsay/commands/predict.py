@@ -10,14 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearsay import tables
 from nearsay.core import Files, Predictions
 from nearsay.datasets.embeddings import FEATURE_NAMES, read_parquet
 from nearsay.datasets.images import is_image
 from nearsay.export import FILES, predict_onnx, read_onnx_classes
 from nearsay.reasons import one_line
+from nearsay.run import CANNOT_CREATE, RunError
 from nearsay.trained import predict_run, read_labels, read_origin
 
 _FEATURE_FILES = (".npy", ".npz", ".parquet")
+_COLUMNS = ("path", "label", "probability", "error")
 
 
 def predict(model: Path, paths: Sequence[Path], *, device: str = "auto") -> dict[str, list[Any]]:
@@ -41,6 +44,18 @@ def predict(model: Path, paths: Sequence[Path], *, device: str = "auto") -> dict
             raise
         raise ValueError(f"{paths[0]}: {error}") from error
     return _columns(names, *found, classes)
+
+
+def check_target(target: Path) -> None:
+    """Refuse to replace a table that holds anything else than predictions, such as one of labels."""
+    if not target.is_file() or not target.stat().st_size:
+        return
+    try:
+        is_ours = tables.read(target, columns=()).header == _COLUMNS
+    except tables.TableError:
+        is_ours = False
+    if not is_ours:
+        raise RunError(f"{target} holds something else and would be replaced; choose another --out", CANNOT_CREATE)
 
 
 def _is_onnx(model: Path) -> bool:
@@ -67,7 +82,7 @@ def _columns(
     best, numbers = predictions.logits.float().softmax(dim=1).max(dim=1)
     rows = zip(predictions.indices.tolist(), numbers.tolist(), best.tolist(), strict=True)
     found = {index: (classes[number], round(probability, 6)) for index, number, probability in rows}
-    columns: dict[str, list[Any]] = {"path": [], "label": [], "probability": [], "error": []}
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for index, name in enumerate(names):
         error = unreadable.get(index)
         label, probability = (None, None) if error else found[index]
