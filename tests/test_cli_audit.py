@@ -180,13 +180,16 @@ def test_after_the_images_were_moved_away_it_is_said_what_is_left_out_and_no_old
     assert cli.main(["audit", str(run), "--no-report"]) == 0
     told = capsys.readouterr().err
     assert f"note: the data is not as it was (path={str(photos)!r} is no folder; " in told
-    assert cli.main(["clean", str(run)]) == 0
+    assert cli.main(["clean", str(run), "--drop-below", "0.9"]) == 0
     assert not (run / "cleaned.csv").exists()
+    told = capsys.readouterr().err
+    assert f"note: the data is not as it was (path={str(photos)!r} is no folder; " in told
+    assert told.endswith("so there is no manifest of it; put it back before you train on the new labels.\n")
     (photographs / "elsewhere").rename(photos)
     (photos / "light/x.jpg").rename(photographs / "x.jpg")
-    capsys.readouterr()
-    assert cli.main(["audit", str(run), "--no-report"]) == 0
-    assert "the run has learned 25 examples, and now there are 24" in capsys.readouterr().err
+    for words in (["audit", str(run), "--no-report"], ["clean", str(run)]):
+        assert cli.main(words) == 0
+        assert "the run has learned 25 examples, and now there are 24" in capsys.readouterr().err
     (photographs / "x.jpg").rename(photos / "light/x.jpg")
 
 

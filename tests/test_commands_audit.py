@@ -457,10 +457,12 @@ def test_shares_out_of_range_are_refused(run, choice):
 
 def test_files_of_another_number_are_not_told_as_paths(photos):
     experiment = command.read_experiment(photos / "run")
-    files = command.file_names(experiment, "train")
+    files, absence = command.file_names(experiment, "train")
     assert files is not None
-    assert command.file_names(experiment, "train", len(files) + 1) is None
-    assert command.file_names(experiment, "test") is None
+    assert absence == ""
+    told = f"the run has learned {len(files) + 1} examples, and now there are {len(files)}"
+    assert command.file_names(experiment, "train", len(files) + 1) == (None, told)
+    assert command.file_names(experiment, "test")[0] is None
 
 
 # Slow: figures on digits

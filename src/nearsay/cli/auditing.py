@@ -134,6 +134,9 @@ def clean(
         limits = f"--relabel-above {RELABEL_ABOVE} --drop-below {DROP_BELOW}"
         told = f"; so only what you decided was changed; {limits} would change the rest too"
         print(f"note: {done.doubt}{told if relabel_above is None and drop_below is None else ''}.", file=sys.stderr)
+    if done.absence:
+        told = "so there is no manifest of it; put it back before you train on the new labels"
+        print(f"note: the data is not as it was ({done.absence}), {told}.", file=sys.stderr)
     if not counts["relabeled"] and not counts["dropped"]:
         decide = f"; decide by hand with nearsay review {shlex.quote(str(run))}" if counts["review"] else ""
         print(f"No label is another now, so there is nothing new to train on{decide}.")

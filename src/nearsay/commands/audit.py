@@ -99,10 +99,10 @@ def audit_run(
     return Audited(found, predictions.indices, summary, written, page, remark, paths, absence)
 
 
-def file_names(experiment: Experiment, split: str, num: int | None = None, names: str = "") -> Files | None:
-    """The files of a split, None where its examples are no files or cannot be found any more."""
-    inputs, _ = _open_inputs(experiment, split, num, names)
-    return inputs if isinstance(inputs, Files) else None
+def file_names(experiment: Experiment, split: str, num: int | None = None, names: str = "") -> tuple[Files | None, str]:
+    """The files of a split, None where its examples are no files or cannot be found any more, and why they cannot."""
+    inputs, absence = _open_inputs(experiment, split, num, names)
+    return inputs if isinstance(inputs, Files) else None, absence
 
 
 def table_bytes(columns: Mapping[str, Sequence[Cell]], ending: str, *, for_spreadsheet: bool = False) -> bytes:

@@ -31,6 +31,7 @@ class Cleaned(NamedTuple):
     files: tuple[Path, ...]
     root: Path | None  # the folder below which the paths of the manifest are; None where there is no manifest
     doubt: str | None = None  # why the audit is itself to be doubted
+    absence: str = ""  # why the data cannot be looked at, and nothing be trained on it by these labels
 
 
 def clean_run(
@@ -79,7 +80,7 @@ def clean_run(
         contents = {"cleaned.npz": pack_relabeled(given, learned)}
         for name, is_listed in lists.items():
             contents[f"cleaned-{name}.csv"] = table_bytes(_listed(is_listed, given, labels, rows), ".csv")
-        manifest = _manifest(folder, given, labels, recorded_digest(learned, "names"))
+        manifest, absence = _manifest(folder, given, labels, recorded_digest(learned, "names"))
         if manifest is not None:
             contents["cleaned.csv"] = table_bytes(manifest.columns, ".csv")
         for name, content in contents.items():
@@ -95,6 +96,7 @@ def clean_run(
         tuple(folder / name for name in contents),
         manifest and manifest.root,
         doubt,
+        absence,
     )
 
 
@@ -177,23 +179,23 @@ class _Manifest(NamedTuple):
     root: Path
 
 
-def _manifest(folder: Path, given: Tensor, labels: Labels, names: str) -> _Manifest | None:
-    """Paths, cleaned labels and splits of all files, below the root of the data; None where there are no files."""
+def _manifest(folder: Path, given: Tensor, labels: Labels, names: str) -> tuple[_Manifest | None, str]:
+    """Paths, cleaned labels and splits of all files, below the root of the data; None, and why, where they are gone."""
     experiment = read_experiment(folder)
-    files = file_names(experiment, "train", len(given), names)
+    files, absence = file_names(experiment, "train", len(given), names)
     if files is None:
-        return None
+        return None, absence
     columns: dict[str, list[Cell]] = {
         "path": list(files.names),
         "label": [labels.classes[number] if number >= 0 else None for number in given.tolist()],
         "split": ["train"] * len(files),
     }
     for split in SPLITS[1:]:
-        others = file_names(experiment, split)
+        others, _ = file_names(experiment, split)
         if others is None or others.root != files.root:
             continue
         opened = experiment.data.open(split).labels
         columns["path"] += others.names
         columns["label"] += [opened.classes[number] if number >= 0 else None for number in opened.given.tolist()]
         columns["split"] += [split] * len(others)
-    return _Manifest(columns, files.root.absolute())
+    return _Manifest(columns, files.root.absolute()), ""
