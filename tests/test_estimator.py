@@ -251,6 +251,14 @@ def test_a_wrong_parameter_is_named_in_one_sentence(choices, sentence):
         NCRClassifier(**{"epochs": 1, **choices}).fit(rows, np.ones(8, dtype=int))
 
 
+@pytest.mark.parametrize("labels", [["a", "b", None, "a"], [0.0, 1.0, np.nan, 0.0], ["a", "b", float("nan"), "a"]])
+def test_a_missing_label_is_told_with_its_row_and_what_to_do(labels):
+    told = r"label (None|nan) of row 2 is missing; .* unlabeled= names, as in unlabeled=-1, or leave them out"
+    for given in (labels, np.array(labels, dtype=object)):
+        with pytest.raises(ValueError, match=told):
+            NCRClassifier(**FAST).fit(np.arange(8.0).reshape(4, 2), given)
+
+
 def test_wrong_data_is_named_in_one_sentence():
     rows, labels = np.arange(16.0).reshape(8, 2), np.arange(8) % 2
     model = NCRClassifier(**FAST)

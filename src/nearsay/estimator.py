@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from nearsay import seeds
+from nearsay.auditing.inputs import is_missing
 from nearsay.core import Batch, Labels, Loss, Objective, Outputs, Split, check_number, check_whole
 from nearsay.experiment import Experiment, Machine
 from nearsay.loading import Order, Rows
@@ -134,6 +135,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         self : NCRClassifier
             The fitted estimator.
         """
+        _refuse_missing(y)
         values, labels = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
         weights = _check_sample_weight(sample_weight, values, dtype=np.float64, ensure_non_negative=True)
         codes, self.classes_ = _encoded(labels, weights, self.unlabeled)
@@ -269,6 +271,17 @@ class _Weighted:
         """The sum of a target row is the weight of its label."""
         targets = batch.targets * self.weights[batch.indices, None]
         return self.base(outputs, replace(batch, targets=targets), epoch, memory, stage)
+
+
+def _refuse_missing(labels: ArrayLike) -> None:
+    """Say what to do about a missing label, which scikit-learn would fail to sort; anything else is left to it."""
+    cells = np.asarray(labels, dtype=None if hasattr(labels, "__array__") else object)  # or NaN among names is "nan"
+    for row, label in enumerate(cells.tolist() if cells.ndim == 1 and cells.dtype.kind in "fO" else ()):
+        if is_missing(label):
+            raise ValueError(
+                f"label {label!r} of row {row} is missing; give rows without a label a value of their own that "
+                "unlabeled= names, as in unlabeled=-1, or leave them out"
+            )
 
 
 def _encoded(

@@ -99,7 +99,7 @@ def _labels(labels: Any, classes: tuple[str | int, ...] | None, width: int | Non
     if cells.dtype.kind in "iu":
         numbers = cells.astype(np.int64)
     elif cells.dtype.kind in "fOU":  # tables keep whole numbers of which some are missing as floating point
-        known = [None if _is_missing(cell) else cell for cell in cells.tolist()]
+        known = [None if is_missing(cell) else cell for cell in cells.tolist()]
         if any(isinstance(cell, str) for cell in known):
             return _named(known, classes)
         if odd := [cell for cell in known if cell is not None and (isinstance(cell, bool) or not _is_whole(cell))]:
@@ -235,7 +235,8 @@ def _from_list(values: Any) -> Any:
     return cells.astype(np.int64) if kinds == {int} else np.asarray(values) if kinds <= {float} else cells
 
 
-def _is_missing(cell: object) -> bool:
+def is_missing(cell: object) -> bool:
+    """Whether a cell of numpy, pandas or a list is none at all: None, NaN, NA or NaT."""
     return cell is None or (isinstance(cell, float) and cell != cell) or type(cell).__name__ in ("NAType", "NaTType")
 
 
