@@ -167,7 +167,12 @@ def test_the_manifest_of_clean_labels_is_trained_on_by_the_command_that_is_print
     quick = ["size=8", "epochs=1", "--set", "backbone.width=2", "--quiet", "--out", str(tmp_path / "again")]
     assert cli.main([*words[1:], *quick]) == 0
     assert cli.main([*words[1:4], *quick[:-1], str(tmp_path / "lost")]) != 0
-    assert "(No such file or directory); give root= if they lie elsewhere\n" in capsys.readouterr().err
+    told = "(No such file or directory); give train a root= if they lie elsewhere, or put the table there\n"
+    assert told in capsys.readouterr().err
+    assert cli.main(["evaluate", str(run), "--data", str(run / "cleaned.csv")]) == 65  # which takes no root=
+    assert told in capsys.readouterr().err
+    there = shutil.copytree(photographs / "photos", tmp_path / "photos")
+    assert cli.main(["evaluate", str(run), "--data", shutil.copy(run / "cleaned.csv", there)]) == 0
 
 
 def test_after_the_images_were_moved_away_it_is_said_what_is_left_out_and_no_old_manifest_stays(photographs, capsys):

@@ -108,7 +108,7 @@ def _paths(table: Table, problems: Problems) -> list[str]:
             elif path.startswith("/") or path[1:3] == ":/":
                 problems.add(line, f"path {path!r} is absolute; write it relative to the root")
             elif shortest == ".." or shortest.startswith("../"):
-                problems.add(line, f"path {path!r} leads out of the root; give a root= that holds all files")
+                problems.add(line, f"path {path!r} leads out of the root; give train a root= that holds all files")
             path = shortest
         paths.append(path)
     return paths
@@ -186,7 +186,7 @@ def _clean(table: Table, name: str | None, chosen: list[bool], problems: Problem
 def _check_files(root: Path, names: Sequence[str], lines: Sequence[int], problems: Problems) -> None:
     inside = os.path.join(os.path.realpath(root), "")
     targets: dict[str, str] = {}  # of folders
-    cure = "give root= if they lie elsewhere"
+    cure = "give train a root= if they lie elsewhere, or put the table there"
     for line, name in zip(lines, names, strict=True):
         folder, _, file = name.rpartition("/")
         if folder not in targets:
