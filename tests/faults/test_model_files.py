@@ -145,7 +145,9 @@ def test_hostile_weights_of_a_run_are_refused(run, contents, trace, name):
 def test_hostile_weights_to_start_from_are_refused(contents, trace, tmp_path, name):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(contents[name])
-    with pytest.raises(ValueError, match=r"weights\.safetensors (is no safetensors file|does not fit)") as caught:
+    with pytest.raises(
+        ValueError, match=r"weights\.safetensors (is no safetensors file|cannot be used|does not fit)"
+    ) as caught:
         train(replace(made().experiment, init=str(path)), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not trace.exists()
@@ -159,6 +161,26 @@ def test_a_run_starts_from_the_weights_of_another(trained, tmp_path):
         start, found = load_file(trained / "model.safetensors"), load_file(target / "model.safetensors")
         assert found["body.0.weight"].equal(start["body.0.weight"])
         assert not found["fc.weight"].equal(start["fc.weight"])
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "cut short"])
+@pytest.mark.parametrize("owner", ["a run", "somebody else"])
+def test_damaged_weights_to_start_from_are_told_with_their_cure(run, tmp_path, owner, damage):
+    path = run / "model.safetensors" if owner == "a run" else tmp_path / "weights.safetensors"
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-20] ^= 4
+    path.write_bytes(content if damage == "a flipped bit" else content[:-20])
+    cure = (
+        "remove it and start that run again, which makes it anew" if owner == "a run" else "copy or download it again"
+    )
+    with pytest.raises(ValueError, match=rf"{path} cannot be used \(.*(damaged in|not fully covered).*\); {cure}"):
+        train(replace(made().experiment, init=str(path)), tmp_path / "new")
+
+
+def test_a_run_that_has_no_weights_yet_is_told_from_a_wrong_path(run, tmp_path):
+    (run / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"there is no file .*model.safetensors; train that run to its end"):
+        train(replace(made().experiment, init=str(run)), tmp_path / "new")
 
 
 def still():

@@ -124,14 +124,26 @@ def _load(module: nn.Module, path: Path, *, skip: Collection[str], cure: str = "
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    is_of_run = (path.parent / "experiment.json").is_file()
     if not path.is_file():
-        raise ValueError(f"there is no file {path}; give the path of a safetensors file with weights")
+        cure = "train that run to its end" if is_of_run else "give the path of a safetensors file with weights"
+        raise ValueError(f"there is no file {path}; {cure}")
     try:
         return load_sealed(path)
     except SafetensorError as error:
-        raise ValueError(
-            f"{path} is no safetensors file ({first_line(error)}); convert weights with safetensors.torch.save_file"
-        ) from error
+        reason = first_line(error)
+        if not _begins_well(path):
+            cure = "convert weights with safetensors.torch.save_file"
+            raise ValueError(f"{path} is no safetensors file ({reason}); {cure}") from error
+        again = "remove it and start that run again, which makes it anew from its last checkpoint"
+        cure = again if is_of_run else "copy or download it again"
+        raise ValueError(f"{path} cannot be used ({reason}); {cure}") from error
+
+
+def _begins_well(path: Path) -> bool:
+    """Whether it was a safetensors file before it was damaged: after eight bytes of length stands an object of JSON."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def _named(problem: str, names: list[str]) -> str:
