@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from nearsay.commands.evaluate import evaluate
+from nearsay.commands.predictions import read_predictions
 from nearsay.config import ConfigError, apply_overrides, call_recipe
 from nearsay.core import Files
 from nearsay.run import RunError, open_run
@@ -73,6 +74,17 @@ def test_two_averaged_networks_come_back(tmp_path):
     assert len(open_trained(tmp_path / "run").networks) == 2
     found = predict_run(tmp_path / "run", call.experiment.data.open("test").inputs).predictions
     assert_close(found._asdict(), load_file(tmp_path / "run" / "predictions" / "test.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "predictions/train.safetensors"])
+def test_the_cure_of_a_damaged_file_is_to_have_it_made_anew(copy, name):
+    before = (copy / name).read_bytes()
+    (copy / name).write_bytes(before[:-4] + b"hurt")
+    with pytest.raises(RunError, match="remove it and start the run again, which makes it anew"):
+        open_trained(copy) if name == "model.safetensors" else read_predictions(copy, read_labels(copy))
+    (copy / name).unlink()
+    train(made().experiment, copy, origin=made().origin)
+    assert (copy / name).read_bytes() == before
 
 
 def test_the_number_of_inputs_is_recorded_and_not_guessed(copy):

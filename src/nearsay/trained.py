@@ -21,6 +21,7 @@ from nearsay.run import BAD_DATA, CANNOT_CREATE, Run, RunError, write_whole
 from nearsay.sealed import load_sealed
 from nearsay.splits import Splits, digest_inputs, pack_labels, recorded_digest, recorded_rows, unpack_labels
 
+MADE_ANEW = "remove it and start the run again, which makes it anew from its last checkpoint"
 _BEGINNING = (".lock", "labels.npz", "tensorboard")  # what may be there before the experiment is written down
 _NEEDED = ("experiment.json", "labels.npz", "log.jsonl", "model.safetensors", "predictions/train.safetensors")
 
@@ -250,7 +251,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load_sealed(path)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
+        raise RunError(f"{path} cannot be read ({error}); {MADE_ANEW}", BAD_DATA) from error
 
 
 def _num_inputs(folder: Path, origin: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from nearsay.core import Labels, Predictions
 from nearsay.run import BAD_DATA, RunError
 from nearsay.sealed import load_sealed
+from nearsay.trained import MADE_ANEW
 
 
 def load_predictions(path: Path) -> Predictions:
@@ -27,7 +28,7 @@ def read_predictions(folder: Path, labels: Labels) -> Predictions:
     except PermissionError:
         raise
     except (OSError, SafetensorError, KeyError) as error:
-        raise RunError(f"{path} cannot be read ({error}); train again in another folder", BAD_DATA) from error
+        raise RunError(f"{path} cannot be read ({error}); {MADE_ANEW}", BAD_DATA) from error
     check_predictions(seen, path, labels, cure="train again in another folder")
     order = seen.indices.argsort()
     return Predictions(*(part[order] for part in seen))
