@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import subprocess
@@ -57,6 +58,29 @@ def test_the_draft_of_a_process_that_lives_stays(tmp_path, write):
     assert os.waitpid(child, 0)[1] == 0
     assert path.read_text() == "a\nof the other\n"
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_drafts_of_processes_that_have_one_number_on_two_machines_differ(tmp_path):
+    with draft_of(tmp_path / "t.csv") as one, draft_of(tmp_path / "t.csv") as other:
+        assert one != other
+        assert one.exists()
+        assert other.exists()
+
+
+def test_a_draft_that_was_taken_for_left_behind_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    real, taken = fcntl.flock, []
+
+    def flock(file, operation):
+        if not taken:
+            taken.append(os.unlink(file.name))
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with draft_of(tmp_path / "t.csv") as draft:
+        write_table(tmp_path / "t.csv", "of another process")
+        draft.replace(tmp_path / "t.csv")
+    assert taken
+    assert (tmp_path / "t.csv").read_bytes() == b""
 
 
 def test_nothing_else_is_removed(tmp_path):

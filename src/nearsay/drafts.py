@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -19,19 +20,28 @@ def draft_of(path: Path) -> Iterator[Path]:
     Its lock goes with the process, whatever machine that is on, so one that nobody holds was left behind.
     """
     begin = f".{path.name[:100]}."  # the draft of a long name has a name too
-    draft = path.with_name(f"{begin}{os.getpid()}.partial")
+    draft = path.with_name(f"{begin}{secrets.randbits(31)}.partial")  # processes of two machines may have one number
     with suppress(OSError):  # they are in nobody's way
         for name in os.listdir(path.parent):
             if re.fullmatch(re.escape(begin) + r"\d+\.partial", name):
                 _remove_if_left(path.with_name(name))
-    with nullcontext() if fcntl is None else draft.open("ab") as held:
-        with suppress(OSError):  # not every file system knows locks, and then none of them is removed
-            if held is not None:
-                fcntl.flock(held, fcntl.LOCK_EX)
+    with nullcontext() if fcntl is None else _locked(draft):
         try:
             yield draft
         finally:
             draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(draft: Path) -> Iterator[None]:
+    """Make the file and hold its lock; another process may have taken it for left behind before it was locked."""
+    while True:
+        with draft.open("ab") as held:
+            with suppress(OSError):  # not every file system knows locks, and then none of them is removed
+                fcntl.flock(held, fcntl.LOCK_EX)
+            if draft.exists():
+                yield
+                return
 
 
 def _remove_if_left(draft: Path) -> None:
