@@ -2,9 +2,13 @@
 
 import io
 import json
+import os
+import shutil
+import signal
 import socket
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -159,6 +163,20 @@ def test_an_unpacking_that_was_killed_is_finished(library, tmp_path):
     (whole.root / whole.names[2]).with_name(".left-behind").write_bytes(b"half")
     assert hub.open("train").inputs == whole
     assert contents(hub.open("train")) == [picture(row) for row in range(6)]
+
+
+def test_what_a_killed_unpacking_has_left_half_written_goes_with_the_next(library, tmp_path):
+    hub = save(library, tmp_path / "saved", train=table(library))
+    root = hub.open("train").inputs.root
+    shutil.rmtree(root)
+    child = os.fork()
+    if not child:
+        hub_module.os.replace = Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        hub.open("train")
+    os.waitpid(child, 0)
+    assert list(root.rglob(".*"))
+    assert contents(hub.open("train")) == [picture(row) for row in range(6)]
+    assert not list(root.rglob(".*"))
 
 
 def test_images_in_folders_are_read_where_they_are(library, tmp_path, cache):

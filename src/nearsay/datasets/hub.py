@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from nearsay.core import Files, Labels, NoSplit, Split
+from nearsay.drafts import draft_of
 from nearsay.reasons import one_line
 
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -371,8 +371,8 @@ def _unpacked(root: Path, pictures: Any, column: str, split: str, roots: Sequenc
         name = f"{place}-{hashlib.sha256(content).hexdigest()[:16]}{_ending(content)}"
         sizes[name] = len(content)
         if not _are_whole(root, {name: len(content)}):
-            _write(root / name, content)
-    _write(listing, json.dumps(sizes).encode())
+            _write(root / name, content, listing)
+    _write(listing, json.dumps(sizes).encode(), listing)
     return tuple(sizes)
 
 
@@ -388,12 +388,9 @@ def _ending(content: bytes) -> str:
     return next((ending for start, ending in _MAGIC.items() if content.startswith(start)), ".image")
 
 
-def _write(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all."""
+def _write(path: Path, content: bytes, listing: Path) -> None:
+    """The file appears whole or not at all; its draft is one of the list, beside which few others are to be seen."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with draft_of(listing) as draft:
+        draft.write_bytes(content)
+        draft.replace(path)
