@@ -1,6 +1,8 @@
 """Residual networks against their published sizes and an oracle that reads the state dict only."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -150,6 +152,37 @@ def test_only_pre_activation_features_may_be_negative():
 
 def test_small_images_may_be_very_small():
     assert ResNet(width=4).build(5)(torch.randn(4, 3, 8, 8)).features.shape == (4, 32)
+
+
+@pytest.mark.parametrize(
+    "network",
+    ["ResNet(width=8, small_images=False)", "ResNet(width=3, small_images=False)", "PreActResNet18(width=4)"],
+)
+def test_narrow_networks_learn_from_large_images_on_a_cpu(network):
+    """In a process of its own, which torch may end without a word."""
+    code = f"""
+import torch
+from nearsay.models import PreActResNet18, ResNet
+
+learner = {network}.build(4).to(memory_format=torch.channels_last)
+images = torch.randn(2, 3, *(2 * [{224 if "small" in network else 64}])).to(memory_format=torch.channels_last)
+learner(images).logits.square().sum().backward()
+assert all(each.grad.isfinite().all() for each in learner.parameters())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("edge", [8, 56, 57])
+def test_a_shortcut_of_a_narrow_network_is_a_convolution_with_stride(edge):
+    shortcut = ResNet(width=3, small_images=False).build(4).layer2[0].downsample[0].double()
+    images = torch.randn(2, 3, edge, edge, dtype=torch.float64, requires_grad=True)
+    found = shortcut(images)
+    expected = conv2d(images, shortcut.weight, stride=2)
+    assert_close(found, expected)
+    sources = (images, shortcut.weight)
+    slopes = (torch.autograd.grad(each.square().sum(), sources) for each in (found, expected))
+    assert_close(next(slopes), next(slopes))
 
 
 @pytest.mark.parametrize(
