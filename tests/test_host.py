@@ -204,12 +204,12 @@ def test_a_processor_without_a_name_still_has_an_architecture(monkeypatch):
 
 def test_draws_go_on_where_the_generator_stood():
     torch.manual_seed(0)
-    saved = host.generator_states(CPU)
+    saved = host.own_states(CPU, [])
     expected = torch.rand(3)
-    host.set_generators(saved, CPU)
+    host.set_own_states(saved, CPU, [])
     assert torch.equal(torch.rand(3), expected)
     torch.rand(1)
     twice = {name: torch.cat([state, torch.zeros_like(state)]) for name, state in saved.items()}  # of two processes
-    host.set_generators(twice, CPU)
+    host.set_own_states(twice, CPU, [])
     assert torch.equal(torch.rand(3), expected)
-    host.set_generators({}, CPU)  # of a run that began on another device
+    host.set_own_states({}, CPU, [])  # of a run that began on another device

@@ -6,7 +6,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -119,17 +119,21 @@ def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]
         torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
 
 
-def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """Where torch's generators stand, those of all processes one after another; all of them ask for it at once."""
-    return {name: dist.gather(look().to(device)).cpu() for name, (look, _) in _generators(device).items()}
+def own_states(device: torch.device, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What differs between processes, of all of them one after another: where torch's generators stand, and buffers.
 
-
-def set_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
-    """Let torch's generators of all processes go on from the states that the first of them has in `saved`.
-
-    Of states of another number of processes only the first is used; the other processes draw as they began.
+    All of them ask for it at once.
     """
-    for name, (look, put) in _generators(device).items():
+    return {name: dist.gather(look().to(device)).cpu() for name, (look, _) in _own(device, buffers).items()}
+
+
+def set_own_states(saved: Mapping[str, Tensor], device: torch.device, buffers: Sequence[Tensor]) -> None:
+    """Let all processes go on from the states that the first of them has in `saved`.
+
+    Of states of another number of processes only the first is used; the others draw as they began, and keep the buffers
+    that they have.
+    """
+    for name, (look, put) in _own(device, buffers).items():
         size, state = len(look()), saved.get(name)
         is_whole = state is not None and len(state) == size * dist.num_processes()
         if dist.share("whole" if is_whole else "", device):
@@ -142,14 +146,28 @@ def set_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
             put(state[:size].clone())
 
 
-def _generators(device: torch.device) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-    """How to look at the state of each generator, and to set it."""
+def _own(
+    device: torch.device, buffers: Sequence[Tensor]
+) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    """How to look at each state of this process, as bytes, and how to set it."""
     found: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]
     found = {"generator.cpu": (torch.get_rng_state, torch.set_rng_state)}
     if device.type == "cuda":
         look, put = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
         found["generator.cuda"] = (look, put)
+    if dist.num_processes() > 1 and buffers:  # of a single process they are in its checkpoint by their names
+        found["own.buffers"] = (partial(_bytes, buffers), partial(_set_bytes, buffers))
     return found
+
+
+def _bytes(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def _set_bytes(tensors: Sequence[Tensor], content: Tensor) -> None:
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    for tensor, piece in zip(tensors, torch.split(content, sizes), strict=True):
+        tensor.copy_(piece.clone().view(tensor.dtype).view_as(tensor))  # a clone, as numbers begin at whole multiples
 
 
 def hardware(device: torch.device) -> str:

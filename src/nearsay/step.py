@@ -152,6 +152,11 @@ class Step:
         """The averaged networks."""
         return [learner.average for learner in self.learners]
 
+    def buffers(self) -> list[Tensor]:
+        """Those of all networks; BatchNorm may count on each process for itself."""
+        networks = [learner.network for learner in self.learners]
+        return [each for network in (*networks, *self.averages()) if network is not None for each in network.buffers()]
+
     def begin_sums(self, names: Sequence[str]) -> None:
         """Make room to sum up values of these names; sums that are there already are kept."""
         values = dict(zip(self.names, self.sums, strict=True))

@@ -23,7 +23,7 @@ from nearsay.core import Files, Predictions
 from nearsay.display import Display, Progress, Silent
 from nearsay.experiment import Experiment
 from nearsay.feeding import Feed
-from nearsay.host import Clock, Stopped, backend, generator_states, hardware, peak_memory, set_generators, signals
+from nearsay.host import Clock, Stopped, backend, hardware, own_states, peak_memory, set_own_states, signals
 from nearsay.loading import BadImage, Lost
 from nearsay.noise import describe
 from nearsay.outcome import pack_networks, propagate, summarize, wrong_labels
@@ -35,6 +35,7 @@ from nearsay.step import Setting, Step, make_learners, observe_, restore
 from nearsay.trained import check_relabeled, check_same, claim, is_whole, read_result
 
 _COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves
+_OWN = ("generator.", "own.")  # what the names of tensors begin with of which each process has its own
 _LEARNED = ("network", "optimizer", "average")  # what the names of tensors begin with that must stay finite
 _CALIBRATION = 16  # batches to measure the statistics of averaged weights on
 
@@ -180,7 +181,7 @@ class _Training:
         else:
             self.step.begin_sums(state["sums"])
         dist.broadcast_(self.step.tensors().values())
-        set_generators({} if found is None else found.tensors, self.device)
+        set_own_states({} if found is None else found.tensors, self.device, self.step.buffers())
         self.stage = state["stage"]
         self.skipped = dict.fromkeys(state["skipped"])
         self.began -= state["seconds"]
@@ -188,7 +189,7 @@ class _Training:
         return int(state["step"])
 
     def _restore(self, found: Checkpoint) -> None:
-        tensors = {name: each for name, each in found.tensors.items() if not name.startswith("generator.")}
+        tensors = {name: each for name, each in found.tensors.items() if not name.startswith(_OWN)}
         try:
             restore(self.step, tensors)
         except ValueError as error:
@@ -198,7 +199,7 @@ class _Training:
 
     def _save(self, done: int) -> None:
         self._look(done)  # no checkpoint is written of what is not finite
-        generators = generator_states(self.device)
+        own = own_states(self.device, self.step.buffers())
         if self.run is None:
             return
         learned = self.step.tensors()
@@ -214,7 +215,7 @@ class _Training:
             "seconds": time.perf_counter() - self.began,
             "images_per_second": self.clock.rate,
         }
-        self.run.save(done, {**learned, **generators}, state)
+        self.run.save(done, {**learned, **own}, state)
         self.clock.restart(done)
 
     def _look(self, done: int) -> None:

@@ -241,6 +241,13 @@ def test_ranks_that_count_statistics_each_for_itself_learn_the_same_propagated_l
     check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
 
 
+def test_ranks_that_count_statistics_each_for_itself_go_on_with_their_own(server, tmp_path):
+    """By which the averaged weights of the other network teach."""
+    words = [*words_of("two networks"), "--set", "backbone.batch_norm=true", "--set", "backbone.statistics=process"]
+    whole = server.finish(tmp_path / "whole", *words, launch="fork")
+    check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "launch", "attempts"),
