@@ -95,6 +95,14 @@ def test_join_is_in_order_of_rank_whatever_each_process_has(num_processes):
 
 
 @in_groups
+def test_join_takes_a_part_of_the_rows_at_a_time(num_processes):
+    rows = torch.cat([rows_of(rank).repeat(3, 1)[: 9 - 2 * rank] for rank in range(num_processes)])
+    for seen in collectives(num_processes):
+        assert_close(seen["join in parts"], rows, rtol=0, atol=0)
+        assert seen["the largest part"] <= 4
+
+
+@in_groups
 def test_every_process_has_the_texts_of_all_in_order_of_rank(num_processes):
     expected = "".join(f"{rank}é" * rank for rank in range(num_processes))
     for seen in collectives(num_processes):

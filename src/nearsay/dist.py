@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from nearsay.reasons import one_line
 
+_AT_ONCE = 2**22  # numbers of each process that are on the device together, where all of them might not fit
 _PAUSE = 0.01  # seconds between two looks for the others
 
 
@@ -168,10 +169,16 @@ def join(rows: Tensor, device: torch.device) -> Tensor:
     if num_processes() == 1:
         return rows
     sizes = gather(torch.tensor([len(rows)], device=device)).tolist()
-    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    pieces = gather(padded.to(device)).cpu().chunk(num_processes())
-    return torch.cat([piece[:size] for piece, size in zip(pieces, sizes, strict=True)])
+    joined, starts = rows.new_empty(sum(sizes), *rows.shape[1:]), [0, *accumulate(sizes)][:-1]
+    num = max(1, _AT_ONCE // max(1, rows[:1].numel()))
+    for first in range(0, max(sizes), num):
+        part = rows.new_zeros(min(num, max(sizes) - first), *rows.shape[1:])
+        own = rows[first : first + num]
+        part[: len(own)] = own
+        for piece, start, size in zip(gather(part.to(device)).cpu().chunk(len(sizes)), starts, sizes, strict=True):
+            kept = piece[: max(0, size - first)]
+            joined[start + first :][: len(kept)] = kept
+    return joined
 
 
 def join_texts(value: str, device: torch.device) -> str:

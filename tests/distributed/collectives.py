@@ -1,5 +1,7 @@
 """One call of everything in `nearsay.dist`, with inputs that anybody can compute again."""
 
+from unittest import mock
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,7 @@ def call_all(rank: int) -> dict[str, Tensor]:
     seen["gather of a transposed tensor"] = dist.gather(rows_of(rank).T)
     cpu = torch.device("cpu")
     seen["join"] = dist.join(rows_of(rank)[:rank], cpu)  # the first process has none
+    seen["join in parts"], seen["the largest part"] = _join_in_parts(rank)
     seen["join of nothing"] = dist.join(rows_of(rank)[:0], cpu)
     seen["join_texts"] = torch.tensor([ord(each) for each in dist.join_texts(f"{rank}é" * rank, cpu)])
 
@@ -67,3 +70,16 @@ def _refuses_to_differentiate_twice(rank: int) -> bool:
     except (RuntimeError, UserWarning) as error:  # torch warns where a collective has no gradient
         return "once_differentiable" in str(error)
     return False
+
+
+def _join_in_parts(rank: int) -> tuple[Tensor, Tensor]:
+    """Rows, four numbers at a time, and how many there were at most in one message."""
+    gather, sizes = dist.gather, []
+
+    def counted(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return gather(tensor)
+
+    with mock.patch.object(dist, "_AT_ONCE", 4), mock.patch.object(dist, "gather", counted):
+        joined = dist.join(rows_of(rank).repeat(3, 1)[: 9 - 2 * rank], torch.device("cpu"))
+    return joined, torch.tensor(max(sizes, default=0))
