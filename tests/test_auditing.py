@@ -10,6 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
+from sklearn.mixture import GaussianMixture
 
 from nearsay import metrics, neighbors
 from nearsay.auditing import audit, estimating, evidence, inputs, judging
@@ -221,6 +222,7 @@ def test_the_cut_has_the_largest_variance_between_the_halves():
 def test_equal_values_are_not_cut():
     assert estimating.cut(torch.full((9,), 0.3)).explained == 0
     assert estimating.cut(torch.tensor([0.0, 0.0, 1.0])).threshold == 0
+    assert estimating.cut(torch.tensor([1.0, 0.0])) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +244,29 @@ def test_the_share_of_the_lower_bell_is_found():
     assert estimating.mixture_share(torch.cat([bell[:3000] - 5, bell[3000:]])) == pytest.approx(0.3, abs=0.01)
 
 
+def test_bells_that_overlap_and_are_not_equally_wide_are_those_of_scikit_learn():
+    bell = torch.randn(3001, generator=generator(2))
+    values = torch.cat([0.5 * bell[:901] - 2, 1.2 * bell[901:] + 1])
+    fit = GaussianMixture(2, means_init=[[-2], [1]], tol=1e-9, max_iter=1000).fit(values.double()[:, None].numpy())
+    wanted = fit.weights_[fit.means_[:, 0].argmin()]
+    assert abs(wanted - (values < -0.5).double().mean().item()) > 0.02  # no cut would do
+    found = estimating.mixture_share(torch.cat([values, torch.tensor([NAN])]))
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"), [([], 0), ([0.3], 0), ([0.3] * 9, 0), ([0.0, 1.0], 1 / 2), ([0.0, 1.0, 1.0, 1.0], 1 / 4)]
+)
+def test_few_values_have_a_lower_bell_if_they_differ(values, wanted):
+    assert estimating.mixture_share(torch.tensor(values)) == pytest.approx(wanted)
+
+
 def test_the_interval_of_a_count_is_that_of_wilson():
     assert estimating.wilson(0.1, 100) == pytest.approx((0.05523, 0.17437), abs=1e-5)
     assert estimating.wilson(0.0, 20)[0] == 0
     assert estimating.wilson(0.5, 0) == (0, 1)
+    assert estimating.wilson(1.0, 20) == pytest.approx((1 - estimating.wilson(0.0, 20)[1], 1))
+    assert estimating.wilson(1.0, 7)[1] == 1
 
 
 def test_the_interval_holds_those_of_all_estimates_and_what_they_may_err_together():
@@ -271,7 +292,8 @@ def test_a_label_is_rejected_with_confidence_by_what_is_as_sure_as_usual():
         [0, 0, 1, 1, 1, 1]
     )  # class 0 is believed by .8 on average, class 1 by (.4 + .8 + .6 + .1) / 4
     assert estimating.confident_share(beliefs, labels) == pytest.approx(1 / 6)  # the last alone: .6 is less than .8
-    assert estimating.confident_share(3 * beliefs, labels) == pytest.approx(1 / 6)
+    scale = torch.tensor([9.0, 0.5, 1.0, 3.0, 1.0, 0.1])[:, None]
+    assert estimating.confident_share(scale * beliefs, labels) == pytest.approx(1 / 6)
     assert estimating.confident_share(beliefs, torch.tensor([0, 0, 0, 1, 1, 0])) == 0
 
 
@@ -349,6 +371,29 @@ def test_doubts_are_bent_to_the_wished_mean(mean):
     found = estimating.bent(doubts, mean)
     assert found.mean().item() == pytest.approx(mean, abs=1e-6)
     assert (found.diff() > 0).all()
+    some = torch.cat([doubts, torch.zeros(5), torch.tensor([NAN])])  # nobody doubts five, and one is not known
+    found = estimating.bent(some, mean)
+    assert found[:-1].mean().item() == pytest.approx(mean, abs=1e-6)
+    assert found[-1].isnan()
+    assert (found[-6:-1] == 0).all()
+
+
+def test_doubts_are_bent_no_further_than_by_the_power_of_twenty():
+    doubts = torch.tensor([0.5, 0.9]).double()
+    torch.testing.assert_close(estimating.bent(doubts, 0.0), torch.tensor([0.5**20, 0.9**20]).double())
+    torch.testing.assert_close(estimating.bent(doubts, 1.0), torch.tensor([0.5**0.05, 0.9**0.05]).double())
+
+
+def test_the_variance_that_classes_explain_is_less_what_any_classes_would():
+    values = [1.0, 2.0, 4.0, 8.0, 5.0, 7.0, NAN, 3.0]
+    labels = [0, 0, 0, 2, 2, 2, 2, -1]  # nobody is of class 1
+    kept = [(value, label) for value, label in zip(values, labels, strict=True) if value == value and label >= 0]
+    groups = [[value for value, label in kept if label == each] for each in (0, 2)]
+    within = sum(sum((value - sum(group) / 3) ** 2 for value in group) for group in groups) / (6 - 2)
+    total = sum((value - 27 / 6) ** 2 for value, _ in kept) / (6 - 1)
+    found = estimating._explained_by(torch.tensor(values), torch.tensor(labels))
+    assert found == pytest.approx(1 - within / total)
+    assert estimating._explained_by(torch.tensor([1.0, 2.0]), torch.tensor([0, 3])) == 0  # each alone in its class
 
 
 def test_the_noise_matrix_counts_labels_among_those_that_seem_to_be_of_a_class():
@@ -546,6 +591,13 @@ def test_wrong_labels_of_one_class_alone_are_still_two_heaps():
     is_wrong = (labels == 3) & (torch.arange(1000) % 20 < 10)
     values = torch.where(is_wrong, -4.0, 4.0) + torch.randn(1000, generator=generator())
     assert estimating.split(values, labels) is not None
+
+
+def test_what_views_say_together_is_their_geometric_mean_and_nobody_is_sure_that_a_class_is_none():
+    first = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    second = torch.tensor([[0.2, 0.8], [0.3, 0.7], [0.0, 0.0]])
+    wanted = torch.tensor([[0.2**0.5, (0.05 * 0.8) ** 0.5], [0.3, 0.7], [1.0, 1.0]]).double()  # a tenth for two classes
+    torch.testing.assert_close(judging._together([first, second]), wanted)
 
 
 def test_a_suggestion_is_as_sure_as_one_view_and_not_as_all_multiplied():

@@ -94,6 +94,7 @@ def test_accuracy_by_class_skips_classes_without_examples():
         hits = [row.index(max(row)) == own for row, own in rows_of(logits, labels) if own == label]
         assert classes[label].item() == pytest.approx(sum(hits) / len(hits) if hits else math.nan, nan_ok=True)
     assert classes[2].isnan()
+    assert classes.dtype == torch.float64
     assert mean == pytest.approx(sum(classes[[0, 1, 3]].tolist()) / 3)
 
 
@@ -141,6 +142,8 @@ def brute_calibration(logits, labels, choose):
 @pytest.mark.parametrize("ties", [False, True])
 def test_calibration_error_is_the_gap_of_each_bin(bins, ties):
     logits, labels = random_case(ties=ties, seed=3)
+    doubtful = (logits.softmax(dim=1).amax(dim=1) < 0.6) & (labels >= 0)
+    labels[doubtful] = logits[doubtful].argmax(dim=1)  # bins err both ways: their gaps must not be summed first
 
     def equal_widths(sure):
         return [next(b for b in range(bins) if each <= (b + 1) / bins + 1e-12) for each in sure]
@@ -153,6 +156,8 @@ def test_calibration_error_is_the_gap_of_each_bin(bins, ties):
     )
     adaptive = calibration_error(logits, labels, bins=bins, adaptive=True)
     assert adaptive == pytest.approx(brute_calibration(logits, labels, equal_numbers))
+    if bins > 1:
+        assert adaptive > 1.2 * calibration_error(logits, labels, bins=1)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     assert calibration_error(logits[order], labels[order], bins=bins, adaptive=True) == pytest.approx(adaptive)
 
@@ -170,13 +175,13 @@ def test_a_bin_owns_its_upper_edge():
 
 
 def test_memorization_counts_only_wrong_labels_of_known_classes():
-    given = torch.tensor([0, 1, 1, 2, 2, -1, 3, 0])
-    clean = torch.tensor([0, 0, 0, 0, 3, 1, -1, 2])
-    predicted = torch.tensor([1, 1, 0, 2, 3, 0, 3, 1])
+    given = torch.tensor([0, 1, 1, 2, 2, -1, 3, 0, 3])
+    clean = torch.tensor([0, 0, 0, 0, 3, 1, -1, 2, 1])
+    predicted = torch.tensor([1, 1, 0, 2, 3, 0, 3, 1, 3])
     labels = Labels(given, clean, CLASSES)
     logits = 5 * torch.nn.functional.one_hot(predicted, 4).float()
-    assert memorization(logits, labels) == pytest.approx((2 / 5, 2 / 5, 1 / 5))  # rows 1, 2, 3, 4 and 7
-    assert noise_rate(labels) == pytest.approx(6 / 7)  # row 6 is wrong too: its class is outside the vocabulary
+    assert memorization(logits, labels) == pytest.approx((3 / 6, 2 / 6, 1 / 6))  # rows 1, 2, 3, 4, 7 and 8
+    assert noise_rate(labels) == pytest.approx(7 / 8)  # row 6 is wrong too: its class is outside the vocabulary
 
 
 def brute_auroc(scores, is_wrong):
@@ -293,15 +298,15 @@ def test_similarities_of_pairs_by_label_and_correctness():
     # Three orthogonal or opposite directions: every kind of pair has its own similarity.
     features = torch.tensor([[9.0, 9.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [-1.0, 0.0]])
     labels = Labels(torch.tensor([-1, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, -1, 1, 1]), CLASSES)
-    edges, counts = similarity_histogram(3 * features, labels, bins=3, num_pairs=4000)
-    assert_close(edges, torch.tensor([-1, -1 / 3, 1 / 3, 1]))
+    edges, counts = similarity_histogram(3 * features, labels, bins=5, num_pairs=4000)
+    assert_close(edges, torch.tensor([-1, -0.6, -0.2, 0.2, 0.6, 1]))
     (same_right, same_wrong), (different_right, different_wrong) = counts.tolist()
-    assert same_right[:2] == [0, 0]
-    assert same_wrong[::2] == [0, 0]
-    assert different_right[1:] == [0, 0]
-    assert different_wrong[::2] == [0, 0]
+    assert same_right[:4] == [0, 0, 0, 0]
+    assert same_wrong[:2] == same_wrong[3:] == [0, 0]
+    assert different_right[1:] == [0, 0, 0, 0]
+    assert different_wrong[:2] == different_wrong[3:] == [0, 0]
     # Out of 5 × 3 or 5 × 2 ordered draws within a label, and of 25 over all.
-    drawn_pairs = [same_right[2], same_wrong[1], different_right[0], different_wrong[1]]
+    drawn_pairs = [same_right[4], same_wrong[2], different_right[0], different_wrong[2]]
     chances = [2 / 5 * 1 / 3 + 2 / 5 * 1 / 2, 2 / 5 * 1 / 3 + 1 / 5 * 2 / 3, 8 / 25, 4 / 25]
     for number, chance in zip(drawn_pairs, chances, strict=True):
         assert abs(number / 4000 - chance) < 4 * math.sqrt(chance / 4000)
@@ -316,6 +321,13 @@ def test_pairs_depend_on_the_seed_alone(monkeypatch):
     monkeypatch.setattr(metrics, "_CHUNK", 100)
     assert torch.equal(similarity_histogram(features, labels, num_pairs=3000).counts, counts)
     assert not torch.equal(similarity_histogram(features, labels, num_pairs=3000, seed=1).counts, counts)
+
+
+def test_similarities_of_half_precision_features_are_those_of_the_same_numbers_in_single_precision():
+    features = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    labels = Labels(torch.arange(50) % 4, None, CLASSES)
+    counts = similarity_histogram(features, labels, bins=200, num_pairs=2000).counts
+    assert torch.equal(counts, similarity_histogram(features.float(), labels, bins=200, num_pairs=2000).counts)
 
 
 def test_pairs_are_drawn_evenly_within_a_label():
@@ -341,6 +353,20 @@ def test_labels_are_brought_into_the_order_of_the_rows():
     assert aligned(Labels(labels.given, None, CLASSES), predictions_of(torch.zeros(1, 2))).clean is None
 
 
+def test_unless_told_otherwise_five_guesses_fifteen_bins_ten_neighbors_and_a_hundred_thousand_pairs():
+    logits, labels = random_case(num_classes=9, num=200)
+    assert top_k_accuracy(logits, labels) == top_k_accuracy(logits, labels, k=5) < top_k_accuracy(logits, labels, k=6)
+    assert calibration_error(logits, labels) == calibration_error(logits, labels, bins=15)
+    cosines = torch.tensor([1.0] * 4 + [0.95] * 5 + [0.9, 0.85])
+    train = predictions_of(torch.stack([cosines, (1 - cosines.square()).sqrt()], dim=1))
+    votes, asked = torch.tensor([1] * 4 + [0] * 5 + [1, 0]), predictions_of(torch.tensor([[1.0, 0.0]]))
+    assert knn_accuracy(train, votes, asked, torch.tensor([1])) == 1  # nine and eleven say the other class
+    alike, labels = torch.ones(2, 1), Labels(torch.tensor([0, 1]), None, CLASSES)
+    edges, counts = similarity_histogram(alike, labels)
+    assert len(edges) == 51
+    assert abs(counts.sum() / 100_000 - 0.5) < 4 * math.sqrt(0.25 / 100_000)
+
+
 @pytest.mark.parametrize("num", [0, 3])
 def test_means_over_nobody_are_nan(num):
     logits, labels = torch.zeros(num, 4), torch.full((num,), -1)
@@ -363,6 +389,7 @@ def test_means_over_nobody_are_nan(num):
         average_precision(scores, is_wrong),
         knn_accuracy(predictions, labels, None, labels),
         knn_accuracy(predictions, labels, predictions_of(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64)),
+        knn_accuracy(predictions_of(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64), predictions, labels),
     ]
     assert all(math.isnan(value) for value in values), values
     assert confusion(logits, labels).tolist() == [[0] * 4] * 4
@@ -398,6 +425,10 @@ NAN = (torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), torch.tensor([0, 0]))
         (lambda: similarity_histogram(torch.ones(2, 2), Labels(ONE[1], None, CLASSES)), "2 rows of features but 1"),
         (lambda: similarity_histogram(torch.ones(1, 2), Labels(ONE[1], None, CLASSES), bins=0), "bins=0"),
         (lambda: aligned(Labels(ONE[1], None, CLASSES), predictions_of(torch.ones(3, 2))), "example 1, but"),
+        (
+            lambda: aligned(Labels(ONE[1], None, CLASSES), predictions_of(torch.ones(1, 2), torch.tensor([-2]))),
+            "example -2, but",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(make, complaint):
