@@ -422,7 +422,7 @@ def test_the_tree_of_an_experiment_is_json_and_names_every_kind():
     tree = to_tree(cifar10("objective.bank.size=7").experiment)
     assert json.loads(json.dumps(tree, allow_nan=False)) == tree
     assert tree["kind"] == "Experiment"
-    assert tree["data"] == {"kind": "Cifar10", "path": "/data", "labels": None, "column": None}
+    assert tree["data"] == {"kind": "Cifar10", "path": "/data", "labels": None, "column": None, "classes": None}
     assert tree["objective"]["bank"] == {"kind": "Bank", "kind_": "queue", "size": 7}
     assert tree["augment"]["transforms"][0] == {"kind": "PadCrop", "padding": 4, "mode": "reflect"}
 
