@@ -616,10 +616,9 @@ def test_splits_cover_all_do_not_overlap_and_leave_every_class_something(sizes, 
 
 def test_the_usual_split_is_five_hundred_of_each_class_even_of_noisy_labels():
     noisy = Symmetric(rate=0.4)(labels_of(50_000))
-    for by, kinds in (("given", noisy.given), ("clean", noisy.clean)):
-        train, held = split_balanced(noisy, 5000, seed=0, by=by)
-        assert len(train) == 45_000
-        assert torch.bincount(kinds[held]).tolist() == [500] * 10
+    train, held = split_balanced(noisy, 5000, seed=0)
+    assert len(train) == 45_000
+    assert torch.bincount(noisy.given[held]).tolist() == [500] * 10
     assert torch.bincount(noisy.given).unique().numel() > 1  # the classes of the given labels are not equally large
 
 
@@ -639,16 +638,6 @@ def test_a_long_tail_gives_in_proportion():
     assert torch.bincount(given[held]).tolist() == [5, 5, 5]
     _, held = split_balanced(Labels(given, None, ("a", "b", "c")), 16, seed=0)
     assert torch.bincount(given[held], minlength=3).tolist() == [14, 2, 0]
-
-
-def test_a_clean_split_leaves_the_open_set_in_training():
-    noisy = OpenSet(rate=0.5)(labels_of(1000))
-    train, held = split_balanced(noisy, 100, seed=0, by="clean")
-    assert torch.bincount(noisy.clean[held]).tolist() == [10] * 10
-    assert (noisy.clean[train] == -1).sum() == 500
-    is_labeled = torch.arange(1000) % 4 == 0
-    partly = replace(noisy, given=noisy.given.where(is_labeled, -1))
-    assert is_labeled[split_balanced(partly, 50, seed=0, by="clean")[1]].all()
 
 
 TEN, ONE_CLASS = labels_of(10), Labels(torch.zeros(3).long(), None, ("only",))
@@ -717,8 +706,6 @@ def test_one_class_cannot_be_confused(model):
         (lambda: split_balanced(labels_of(50), -1, seed=0), "held_out -1 must be"),
         (lambda: split_balanced(labels_of(50), 0.1, seed=0), r"held_out 0\.1 must be"),
         (lambda: split_balanced(labels_of(50), True, seed=0), "held_out True must be"),
-        (lambda: split_balanced(labels_of(50), 5, seed=0, by="clean"), "by 'clean' must be 'given', or 'clean' where"),
-        (lambda: split_balanced(labels_of(50), 5, seed=0, by="kind"), "by 'kind' must be 'given'"),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(call, message):

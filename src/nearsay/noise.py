@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -276,24 +276,20 @@ def fingerprint(labels: Labels) -> str:
     return _digest(labels.given, labels.clean, labels.classes)
 
 
-def split_balanced(
-    labels: Labels, held_out: int, *, seed: int, by: Literal["given", "clean"] = "given"
-) -> tuple[Tensor, Tensor]:
+def split_balanced(labels: Labels, held_out: int, *, seed: int) -> tuple[Tensor, Tensor]:
     """Examples to train on and examples to hold out, both in rising order; `held_out` says how many.
 
-    Every class gives the same number, or some one more. Where that is more than half of the smallest class, classes
-    give in proportion to their size, and each keeps at least one example. Examples without a class are never held out.
+    Every class, by the given labels, gives the same number, or some one more. Where that is more than half of the
+    smallest class, classes give in proportion to their size, and each keeps at least one example. Unlabeled examples
+    are never held out.
     """
-    kinds = {"given": labels.given, "clean": labels.clean}.get(by)
-    if kinds is None:
-        raise ValueError(f"by {by!r} must be 'given', or 'clean' where clean labels are known")
-    kinds = kinds.where(labels.given >= 0, -1).cpu()
-    order = seeds.shuffle(seed, "held-out choice", 0, torch.arange(len(kinds)))
-    members = [each for _, each in _by_class(kinds, order[kinds[order] >= 0])]
+    given = labels.given.cpu()
+    order = seeds.shuffle(seed, "held-out choice", 0, torch.arange(len(given)))
+    members = [each for _, each in _by_class(given, order[given[order] >= 0])]
     most = sum(len(each) - 1 for each in members)
     if isinstance(held_out, bool) or not isinstance(held_out, int) or not 0 <= held_out <= most:
         raise ValueError(f"held_out {held_out!r} must be a whole number from 0 to {most}, which leaves each class one")
-    is_held = torch.zeros(len(kinds), dtype=torch.bool)
+    is_held = torch.zeros(len(given), dtype=torch.bool)
     for each, share in zip(members, _shares([len(each) for each in members], held_out), strict=True):
         is_held[each[:share]] = True
     return (~is_held).nonzero()[:, 0], is_held.nonzero()[:, 0]
