@@ -14,6 +14,7 @@ from nearsay.config import ConfigError
 from nearsay.failures import BAD_DATA, INTERNAL
 from nearsay.progress import make_display, make_table, percent, print_table
 from nearsay.reproduce import NAMES
+from nearsay.reproduce import reproduce as make
 
 
 def reproduce(
@@ -45,15 +46,11 @@ def reproduce(
 
     For example: nearsay reproduce cifar --data toy --trials 1
     """
-    if name not in NAMES:
-        raise ConfigError(f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}")
-    from nearsay.reproduce import reproduce as make  # noqa: PLC0415  # brings torch when it is called
-
     target = out or Path("runs/paper-toy" if data == "toy" else "runs/paper")
     with closing(make_display(quiet=quiet or not sys.stderr.isatty())) as display:
         done = make(
             name,
-            data="toy" if data == "toy" else Path(data).expanduser(),
+            data="toy" if data == "toy" else Path(data),
             trials=trials,
             out=target,
             only=only,

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from nearsay.config import ConfigError
+
 if TYPE_CHECKING:
     from nearsay.display import Display
     from nearsay.reproduce.running import Reproduced
@@ -46,7 +48,7 @@ def reproduce(
         RunError: if `out` cannot be written, before anything is trained.
     """
     if name not in NAMES:
-        raise ValueError(f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}")
+        raise ConfigError(f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}")
     if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
         raise ValueError(f"trials={trials!r} must be a whole number from 1, or None for as many as the paper had")
     from nearsay.reproduce import running  # noqa: PLC0415  # brings torch, which a list of names shall not
