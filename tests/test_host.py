@@ -184,6 +184,15 @@ def test_modules_draw_from_the_seed_of_the_run():
     assert not torch.equal(draws[0], draws[2])
 
 
+def test_one_thread_is_only_for_a_while(monkeypatch):
+    counts = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: counts[-1])
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    with suppress(ValueError), host.one_thread():
+        raise ValueError
+    assert counts == [4, 1, 4]
+
+
 @pytest.mark.parametrize(("num", "told"), [(1, ", 1 thread"), (8, ", 8 threads")])
 def test_hardware_and_memory_are_named(monkeypatch, num, told):
     monkeypatch.setattr(torch, "get_num_threads", lambda: num)

@@ -119,6 +119,17 @@ def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]
         torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Calculate without others, for tensors so small that threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def own_states(device: torch.device, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
     """What differs between processes, of all of them one after another: where torch's generators stand, and buffers.
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from nearsay import config
 from nearsay.display import Display
+from nearsay.host import one_thread
 from nearsay.progress import percent
 from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Spread, group_runs, spread
@@ -167,10 +166,6 @@ def demonstrate(
     for number, (method, seed) in enumerate(pairs, start=1):
         call = config.call_recipe("digits", ["noise=0.4", f"method={method}", f"seed={seed}", *arguments])
         target = folder / f"{method}-seed={seed}"
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # these tensors are so small that threads would only wait for each other
-        try:
+        with one_thread():
             result = train(call.experiment, target, origin=call.origin, display=display)
-        finally:
-            torch.set_num_threads(threads)
         yield Demonstrated(number, len(pairs), method, seed, target, result)

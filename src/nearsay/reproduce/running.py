@@ -1,19 +1,18 @@
 """From a name to files: train the runs that are missing, then write the table or figure from all that are finished."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from nearsay import config
 from nearsay.core import Dataset, Files, NoSplit
 from nearsay.datasets.webvision import missing_images, present
 from nearsay.display import Display
+from nearsay.host import one_thread
 from nearsay.reproduce import ablation
 from nearsay.reproduce.cells import Cell, Data, call
 from nearsay.reproduce.plans import TABLES, plan
@@ -95,7 +94,7 @@ def _plan(name: str, data: Data, trials: int | None, runs: Runs) -> list[Cell]:
 
 def _train(called: config.Call, cell: Cell, runs: Runs, data: Data, display: Display | None) -> None:
     try:
-        with _few_threads(data):
+        with one_thread() if data == "toy" else nullcontext():
             train(called.experiment, runs.path(cell), origin=called.origin, display=display)
     except NotFinite as error:  # says something of the method, and nothing against the other runs
         runs.failed[cell.run] = str(error)
@@ -170,15 +169,3 @@ def _check_data(data: Iterable[Dataset]) -> None:
                 continue
             if isinstance(inputs, Files) and not (found := present(inputs.root, inputs.names)).all():
                 raise missing_images(inputs.root, inputs.names, found, "nothing was trained; copy them there first")
-
-
-@contextmanager
-def _few_threads(data: Data) -> Iterator[None]:
-    """One thread for stand-ins, whose tensors are so small that threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    if data == "toy":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
