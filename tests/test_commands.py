@@ -576,17 +576,17 @@ def test_the_demonstration_trains_each_method_on_each_seed(monkeypatch, tmp_path
 
     def fake(experiment, folder, *, origin, display):
         trained.append((experiment.objective.__class__.__name__, experiment.seed, experiment.noise.rate, folder.name))
-        return {"epochs": experiment.epochs}
+        return {"seed": experiment.seed}
 
     monkeypatch.setattr(compare, "train", fake)
-    done = list(compare.demonstrate(tmp_path, arguments=["epochs=3"]))
+    done = list(compare.demonstrate(tmp_path))
     assert trained == [
         (kind, seed, 0.4, f"{method}-seed={seed}")
         for seed in (0, 1, 2)
         for kind, method in (("CrossEntropy", "standard"), ("NCR", "ncr"))
     ]
     assert [each.number for each in done] == [1, 2, 3, 4, 5, 6]
-    assert done[0].result == {"epochs": 3}
+    assert [each.result for each in done] == [{"seed": each.seed} for each in done]
 
 
 # The doctor

@@ -155,16 +155,14 @@ def _mean(shares: Sequence[float]) -> str:
     return "-" if found is None else found.text(scale=100)
 
 
-def demonstrate(
-    folder: Path, *, display: Display | None = None, arguments: Sequence[str] = ()
-) -> Iterator[Demonstrated]:
+def demonstrate(folder: Path, *, display: Display | None = None) -> Iterator[Demonstrated]:
     """Train on digits with 40 % of the labels drawn at random, by cross-entropy and by NCR, three seeds each.
 
-    What is finished in the folder is not done again. `arguments` are more of the recipe's.
+    What is finished in the folder is not done again.
     """
     pairs = [(method, seed) for seed in DEMO_SEEDS for method in DEMO_METHODS]
     for number, (method, seed) in enumerate(pairs, start=1):
-        call = config.call_recipe("digits", ["noise=0.4", f"method={method}", f"seed={seed}", *arguments])
+        call = config.call_recipe("digits", ["noise=0.4", f"method={method}", f"seed={seed}"])
         target = folder / f"{method}-seed={seed}"
         with one_thread():
             result = train(call.experiment, target, origin=call.origin, display=display)
