@@ -17,7 +17,6 @@ from nearsay.splits import pack_relabeled, recorded_digest
 from nearsay.tables import Cell
 from nearsay.trained import read_experiment, read_labels
 
-SPLITS = ("train", "validation", "test")
 RELABEL_ABOVE, DROP_BELOW = 0.5, 0.5
 
 
@@ -87,17 +86,9 @@ def clean_run(
             write_whole(run.path / name, content)
         if manifest is None:
             (run.path / "cleaned.csv").unlink(missing_ok=True)  # of an earlier cleaning, when the files were there
-    chosen = [is_listed.nonzero()[:, 0] for is_listed in lists.values()]
-    return Cleaned(
-        given,
-        chosen[0],
-        chosen[1],
-        chosen[2],
-        tuple(folder / name for name in contents),
-        manifest and manifest.root,
-        doubt,
-        absence,
-    )
+    relabeled, dropped, review = (is_listed.nonzero()[:, 0] for is_listed in lists.values())
+    files = tuple(folder / name for name in contents)
+    return Cleaned(given, relabeled, dropped, review, files, manifest and manifest.root, doubt, absence)
 
 
 def folder_for(given: Tensor, run: Path) -> Path:
@@ -190,7 +181,7 @@ def _manifest(folder: Path, given: Tensor, labels: Labels, names: str) -> tuple[
         "label": [labels.classes[number] if number >= 0 else None for number in given.tolist()],
         "split": ["train"] * len(files),
     }
-    for split in SPLITS[1:]:
+    for split in ("validation", "test"):
         others, _ = file_names(experiment, split)
         if others is None or others.root != files.root:
             continue
