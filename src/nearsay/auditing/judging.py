@@ -270,10 +270,7 @@ def _less_rejected(rejected: float, inputs: Inputs, outvoted: Tensor) -> float:
 
 def _doubts(inputs: Inputs, scores: Tensor, beliefs: _Beliefs, end: float | None, rate: float) -> Tensor:
     """(N,) float64 how likely each label is wrong: as any other where nothing is known; NaN where unlabeled."""
-    opinions = []
-    for view in beliefs.views.values():
-        own, other = estimating.own_and_other(view, inputs.labels)
-        opinions.append((other > own).float().where(view.sum(dim=1) > 0, torch.nan))
+    opinions = [_outvoted(view, inputs.labels) for view in beliefs.views.values()]
     if inputs.dynamics is not None:
         seen = inputs.dynamics.margin
         is_against = (seen <= (end if end is not None else 0.0)).float()
