@@ -38,7 +38,8 @@ def blobs(num=300, classes=3, width=8, noise=0.3, seed=0):
 def evidence_of(positions, similarities, groups, distances=None):
     similarities = torch.tensor(similarities)
     distances = (2 - 2 * similarities).sqrt() if distances is None else torch.tensor(distances)
-    return evidence.Evidence(torch.tensor(positions), similarities, distances, torch.tensor(groups), None)
+    lengths = torch.ones(len(positions))
+    return evidence.Evidence(torch.tensor(positions), similarities, distances, torch.tensor(groups), None, lengths)
 
 
 # Ingredients, by hand

@@ -24,7 +24,7 @@ class Evidence(NamedTuple):
     distances: Tensor  # (N, K) between features of length 1; √2 where nobody stands
     groups: Tensor  # (N,) int64 number of the group of near-duplicates, −1 for an example that is the only one
     recall: float | None  # of an approximate search
-    lengths: Tensor | None = None  # (N,) of the features
+    lengths: Tensor  # (N,) of the features
 
 
 def gather_evidence(features: Tensor, k: int, approximate: bool | None) -> tuple[Evidence, Neighbors | None]:
@@ -87,7 +87,6 @@ def votes(evidence: Evidence, labels: Tensor, is_voter: Tensor, num_classes: int
 
 def fullness(evidence: Evidence) -> Tensor:
     """(N,) from 0 to 1: the length of the features over the typical one, low where a network has seen little."""
-    assert evidence.lengths is not None
     return (evidence.lengths / evidence.lengths.median().clamp(min=1e-30)).clamp(max=1)
 
 
