@@ -1,7 +1,7 @@
 """The table of methods that all recipes share: what a name such as `ncr+mixup` means.
 
 Weights of label smoothing, bootstrapping and mixup are those of the paper's released code, .5, .5 and Beta(.5, .5);
-the paper prints none. To add a method, give it a row in `choose` and its name in `Method`.
+the paper prints none. To add a method, give it a row in `choose` and its name to one of the lists of `Method`.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from nearsay.augment import Augment, ColorJitter, Mixup, RandAugment, Transform,
 from nearsay.core import Objective
 from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy, Nearsay
 
-Method = Literal[
+_Usual = Literal[  # lists in the order in which users are told them
     "standard",
     "mixup",
     "label-smoothing",
@@ -20,52 +20,13 @@ Method = Literal[
     "bootstrap+mixup",
     "ncr",
     "ncr+mixup",
-    "ncr+mixup+da",
-    "oracle",
-    "oracle+mixup",
-    "elr",
-    "ncr+elr",
-    "elr+",
-    "ncr+elr+",
-    "label-propagation",
-    "gjs",
-    "nearsay",
 ]
-FeatureMethod = Literal[  # without gjs and da, whose second view needs an image to augment
-    "standard",
-    "mixup",
-    "label-smoothing",
-    "label-smoothing+mixup",
-    "bootstrap",
-    "bootstrap+mixup",
-    "ncr",
-    "ncr+mixup",
-    "oracle",
-    "oracle+mixup",
-    "elr",
-    "ncr+elr",
-    "elr+",
-    "ncr+elr+",
-    "label-propagation",
-]
-WebMethod = Literal[  # without the oracles: nobody knows the true labels of images from the web
-    "standard",
-    "mixup",
-    "label-smoothing",
-    "label-smoothing+mixup",
-    "bootstrap",
-    "bootstrap+mixup",
-    "ncr",
-    "ncr+mixup",
-    "ncr+mixup+da",
-    "elr",
-    "ncr+elr",
-    "elr+",
-    "ncr+elr+",
-    "label-propagation",
-    "gjs",
-    "nearsay",
-]
+_Oracle = Literal["oracle", "oracle+mixup"]
+_More = Literal["elr", "ncr+elr", "elr+", "ncr+elr+", "label-propagation"]
+_Views = Literal["gjs", "nearsay"]
+Method = Literal[_Usual, "ncr+mixup+da", _Oracle, _More, _Views]
+FeatureMethod = Literal[_Usual, _Oracle, _More]  # a second view, as gjs and da want, needs an image to augment
+WebMethod = Literal[_Usual, "ncr+mixup+da", _More, _Views]  # nobody knows the true labels of images from the web
 
 
 class Choice(NamedTuple):
