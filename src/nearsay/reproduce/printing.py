@@ -82,7 +82,8 @@ def make_lines(table: Table, numbers: dict[tuple[str, str], Number], *, has_diff
 
 def as_markdown(table: Table, lines: Sequence[Line], notes: Sequence[str], data: Data) -> str:
     """A table that also reads as plain text."""
-    rows = [_header(table, data), *lines_as_rows(lines)]
+    header = ["method", "source", *(column.heading(data) for column in table.columns)]
+    rows = [header, *([each.name, each.source, *each.texts] for each in lines)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
 
     def line(row: Sequence[str]) -> str:
@@ -140,15 +141,6 @@ def as_columns(table: Table, numbers: dict[tuple[str, str], Number], data: Data)
         for column, printed in zip(table.columns, row.printed, strict=True)
     ]
     return {key: [each[key] for each in rows] for key in rows[0]}
-
-
-def lines_as_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """All texts of each line."""
-    return [[line.name, line.source, *line.texts] for line in lines]
-
-
-def _header(table: Table, data: Data) -> list[str]:
-    return ["method", "source", *(column.heading(data) for column in table.columns)]
 
 
 def _heads(table: Table, data: Data) -> list[list[Head]]:
