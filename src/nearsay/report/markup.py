@@ -58,6 +58,11 @@ def figure(drawing: Markup, caption: str, *, label: str, heading: str = "") -> M
     ).format(above, label, drawing, caption)
 
 
+def panels(figures: Iterable[Markup]) -> Markup:
+    """Figures beside each other, as many as there is room for."""
+    return Markup('<div class="panels">{}</div>').format(joined(figures))
+
+
 def terms(pairs: Iterable[tuple[str, str]]) -> Markup:
     """A list of terms and what they stand for."""
     return Markup("<dl>{}</dl>").format(

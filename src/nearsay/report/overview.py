@@ -2,7 +2,6 @@
 
 import math
 import shlex
-from collections.abc import Sequence
 
 import torch
 from markupsafe import Markup
@@ -12,7 +11,7 @@ from nearsay.display import counted
 from nearsay.report import charts
 from nearsay.report.comparison import source
 from nearsay.report.findings import Findings, known, percent_text
-from nearsay.report.markup import Section, figure, joined, paragraph, strong, table, terms
+from nearsay.report.markup import Section, figure, joined, panels, paragraph, strong, table, terms
 
 _CONFUSED = "Which labels are confused"
 NUM_BINS = 20
@@ -72,7 +71,7 @@ def curves(findings: Findings) -> Section | None:
 def histograms(findings: Findings) -> Section:
     """Scores, confidence and neighbors by kind of label."""
     audit = findings.audit
-    panels: list[tuple[str, str, Tensor]] = [
+    judged: list[tuple[str, str, Tensor]] = [
         ("Score of the audit", "score of the label, × 100 (low is suspicious)", audit.scores),
         ("Confidence of the network", "confidence in the given label (%)", findings.confidence),
     ]
@@ -81,13 +80,13 @@ def histograms(findings: Findings) -> Section:
         is_same = audit.given[audit.evidence.positions] == audit.given[:, None]
         total = near.sum(dim=1)
         share = ((near * is_same).sum(dim=1) / total.clamp(min=1e-12)).where(total > 0, torch.nan)
-        panels += [
+        judged += [
             ("Similarity to the neighbors", f"mean cosine to the {near.shape[1]} nearest, × 100", near.mean(dim=1)),
             ("Agreement of the neighbors", "nearest with the same label, by similarity (%)", share),
         ]
     kinds = findings.kinds()
     figures = []
-    for heading, title, values in panels:
+    for heading, title, values in judged:
         groups = {kind: kept for kind, mask in kinds.items() if len(kept := known(values[mask]))}
         drawn = [
             charts.Histogram(kind, (100 * kept.float().histc(NUM_BINS, 0, 1) / len(kept)).tolist())
@@ -103,7 +102,7 @@ def histograms(findings: Findings) -> Section:
         f"The labels of all examples, told apart {known_by}.",
         "The further apart the two shapes are, the more easily wrong labels can be found.",
     )
-    return Section("How labels are judged", joined([text, _panels(figures)]))
+    return Section("How labels are judged", joined([text, panels(figures)]))
 
 
 def matrix(findings: Findings) -> Section | None:
@@ -120,7 +119,7 @@ def matrix(findings: Findings) -> Section | None:
         drawing = charts.heat_map((100 * found).tolist(), classes, rows_title="likely class")
         caption = f"{counted(findings.summary['num_labeled'], 'label')}, as estimated by the audit."
         drawn = figure(drawing, caption, label="Heat map: given label by likely class")
-        return Section(_CONFUSED, joined([paragraph(text), _panels([drawn, _pairs(findings)])]))
+        return Section(_CONFUSED, joined([paragraph(text), panels([drawn, _pairs(findings)])]))
     off = (100 * found).fill_diagonal_(0).flatten()
     largest = [cell for cell in off.argsort(descending=True, stable=True)[:MOST_CELLS].tolist() if off[cell] > 0]
     shares = off[largest].tolist()
@@ -206,7 +205,3 @@ def _bar(share: float) -> Markup:
     return Markup(
         '<svg class="bar" viewBox="0 0 100 10" aria-hidden="true"><rect width="{}" height="10"/></svg>'
     ).format(round(100 * share, 1))
-
-
-def _panels(figures: Sequence[Markup]) -> Markup:
-    return Markup('<div class="panels">{}</div>').format(joined(figures))

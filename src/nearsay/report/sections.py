@@ -17,7 +17,7 @@ from nearsay.report import charts
 from nearsay.report.comparison import Comparison, distinct, run_names, source, split_text
 from nearsay.report.folders import FinishedRun
 from nearsay.report.groups import Group, Spread, single
-from nearsay.report.markup import Section, figure, joined, paragraph, table, terms
+from nearsay.report.markup import Section, figure, joined, panels, paragraph, table, terms
 from nearsay.report.summary import summary
 
 NUM_BINS = 20
@@ -124,9 +124,7 @@ def confidence(comparison: Comparison) -> Section:
         "A network that has memorized its labels is sure of all of them; one that has not is unsure of the wrong ones, "
         "and that is how they can be found.",
     )
-    return Section(
-        "Confidence in the given labels", joined([text, Markup('<div class="panels">{}</div>').format(joined(figures))])
-    )
+    return Section("Confidence in the given labels", joined([text, panels(figures)]))
 
 
 def labels(comparison: Comparison) -> Section | None:
@@ -142,9 +140,7 @@ def labels(comparison: Comparison) -> Section | None:
     figures = [_heat_map(draws, groups, are_all=len(shown) == 1) for draws, groups in shown.items()]
     text = "Each row is a true class and adds up to 100 %; the diagonal holds the labels that are right."
     same = "All methods were trained on the same labels." if len(shown) == 1 and len(comparison.groups) > 1 else ""
-    return Section(
-        "The labels", joined([paragraph(text, same), Markup('<div class="panels">{}</div>').format(joined(figures))])
-    )
+    return Section("The labels", joined([paragraph(text, same), panels(figures)]))
 
 
 def experiment(comparison: Comparison) -> Section:
