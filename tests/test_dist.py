@@ -196,7 +196,7 @@ def test_on_one_process_nothing_is_averaged_sent_or_joined(monkeypatch):
         assert dist.join_texts("nächste", torch.device("cpu")) == "nächste"
         assert dist.join(tensor, torch.device("cpu")) is tensor
     assert tensor.tolist() == [1, 2]
-    assert (dist.env_rank(), dist.local_rank()) == (0, 0)
+    assert dist.launch() == (1, 0, 0)
 
 
 LAUNCHED = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -233,7 +233,7 @@ def test_half_of_what_torchrun_sets_is_refused_at_once(monkeypatch, tmp_path, ca
 def test_ranks_are_known_before_the_processes_have_met(monkeypatch):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    assert (dist.env_rank(), dist.local_rank(), dist.rank()) == (5, 1, 0)
+    assert (dist.launch(), dist.rank()) == ((8, 5, 1), 0)
 
 
 def test_an_error_that_is_no_other_process_is_left_as_it_is(monkeypatch):
@@ -247,7 +247,7 @@ PROGRAM = """
 import json, torch
 from nearsay import dist
 
-cpu, seen = torch.device("cpu"), {"env_rank": dist.env_rank(), "before": dist.num_processes()}
+cpu, seen = torch.device("cpu"), {"launched": dist.launch().rank, "before": dist.num_processes()}
 try:
     with dist.joined(cpu, 20.0):
         rank = seen["rank"] = dist.rank()
@@ -305,7 +305,7 @@ def pair():
 
 def test_processes_meet_where_the_environment_says_and_part_again():
     for rank, seen in enumerate(pair()):
-        assert (seen["env_rank"], seen["rank"]) == (rank, rank)
+        assert (seen["launched"], seen["rank"]) == (rank, rank)
         assert (seen["before"], seen["during"], seen["after"]) == (1, 2, 1)
         assert seen["joined twice"] == "RuntimeError"  # who has joined already is only passed through
 

@@ -43,8 +43,8 @@ class Launch(NamedTuple):
     """What torchrun says of this process in its environment; one process alone without it."""
 
     size: int
-    rank: int
-    local_rank: int
+    rank: int  # among all processes, known before they have met
+    local_rank: int  # among those on this machine: the number of its GPU
 
 
 def launch() -> Launch:
@@ -88,16 +88,6 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
         ) from error
     finally:
         distributed.destroy_process_group()
-
-
-def local_rank() -> int:
-    """Which of the processes on this machine this is, from 0: the number of its GPU."""
-    return launch().local_rank
-
-
-def env_rank() -> int:
-    """Which of all processes this is, known before they have met."""
-    return launch().rank
 
 
 def num_processes() -> int:

@@ -58,9 +58,9 @@ def train(
     `origin` is what `config` calls the experiment by, so that other commands can make it again.
     """
     folder = Path(folder)
-    display = display if display is not None and dist.env_rank() == 0 else Silent()
-    machine = experiment.machine
-    device = machine.find_device(dist.local_rank())
+    launch, machine = dist.launch(), experiment.machine
+    display = display if display is not None and launch.rank == 0 else Silent()
+    device = machine.find_device(launch.local_rank)
     with (
         dist.joined(device, machine.timeout),
         open_run(folder) if dist.rank() == 0 else nullcontext() as run,
