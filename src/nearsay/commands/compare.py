@@ -85,12 +85,10 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _row(run: FinishedRun, split: str) -> dict[str, Any]:
-    objective = run.settings.get("objective")
-    kind = objective.get("kind") if isinstance(objective, dict) else None
     return {
         "run": str(run.path),
         "recipe": run.recipe,
-        "method": run.arguments.get("method") or kind,
+        "method": run.method(),
         "noise": run.number("labels", "effective_rate"),
         "seed": run.seed,
         **{name: run.number("accuracy", split, name) for name in ACCURACIES},
@@ -123,7 +121,7 @@ def comparison_cells(groups: Sequence[Group], split: str) -> tuple[list[str], li
 
 
 def _told(row: dict[str, Any]) -> list[str]:
-    return [str(row["method"]), row["recipe"], percent(row["noise"]), str(row["seed"])]
+    return [row["method"], row["recipe"], percent(row["noise"]), str(row["seed"])]
 
 
 def _names(rows: Sequence[dict[str, Any]]) -> dict[str, str]:

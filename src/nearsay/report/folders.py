@@ -56,6 +56,12 @@ class FinishedRun:
         """(n,) whether the given label is not the true class; None if the truth is unknown."""
         return None if self.labels.clean is None else self.labels.given != self.labels.clean
 
+    def method(self) -> str:
+        """The method by its argument; where it was left to the recipe, by the kind of the objective."""
+        objective = self.settings.get("objective")
+        kind = objective.get("kind") if isinstance(objective, dict) else None
+        return self.arguments.get("method") or str(kind or self.recipe)
+
     def data(self) -> str:
         """The name of the data set."""
         tree = self.settings.get("data")

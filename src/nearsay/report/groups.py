@@ -106,9 +106,9 @@ def _without(tree: Any, *keys: str) -> Any:
 def _names(firsts: Sequence[FinishedRun]) -> list[str]:
     """What tells each run from the others: arguments and overrides, else fields of the experiment, else a number."""
     if len(firsts) == 1:
-        return [_method(firsts[0])]
+        return [firsts[0].method()]
     names = [" ".join(parts) for parts in _told_apart([_choices(run) for run in firsts])]
-    names = [name or _method(run) for name, run in zip(names, firsts, strict=True)]
+    names = [name or run.method() for name, run in zip(names, firsts, strict=True)]
     fields = _told_apart([dict(_leaves(_without(run.settings, "machine", "seed"))) for run in firsts])
     names = [
         " ".join([name, *parts[:3]]) if count > 1 else name
@@ -139,15 +139,8 @@ def _told_apart(choices: Sequence[dict[str, str]]) -> list[list[str]]:
 
 def _choices(run: FinishedRun) -> dict[str, str]:
     overrides = {_key(each): each.partition("=")[2] for each in run.overrides if not _key(each).startswith("machine.")}
-    chosen = {**run.arguments, **overrides, "recipe": run.recipe, "method": _method(run)}
+    chosen = {**run.arguments, **overrides, "recipe": run.recipe, "method": run.method()}
     return {key: value for key, value in chosen.items() if key != "seed"}
-
-
-def _method(run: FinishedRun) -> str:
-    """The method by its argument; where it was left to the recipe, by the kind of the objective."""
-    objective = run.settings.get("objective")
-    kind = objective.get("kind") if isinstance(objective, dict) else None
-    return run.arguments.get("method") or str(kind or run.recipe)
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
