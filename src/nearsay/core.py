@@ -211,6 +211,11 @@ def check_place(memory: Mapping[str, Tensor], outputs: Outputs) -> None:
             )
 
 
+def are_pictures(inputs: Tensor) -> bool:
+    """Whether (N, ...) inputs can be looked at: bytes, gray or in color; whatever else a network takes is features."""
+    return inputs.ndim == 4 and inputs.dtype == torch.uint8 and inputs.shape[1] in (1, 3)
+
+
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """(B,) class numbers as (B, C) float32 targets; −1 (unlabeled) becomes a row of zeros.
 

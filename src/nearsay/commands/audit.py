@@ -16,7 +16,7 @@ from nearsay.auditing import Audit, audit
 from nearsay.auditing.pictures import Thumbnails, shrink_each
 from nearsay.commands.corrections import read_corrections
 from nearsay.commands.predictions import read_predictions
-from nearsay.core import Files, Labels, Predictions
+from nearsay.core import Files, Labels, Predictions, are_pictures
 from nearsay.datasets.images import ImageError, decode, why_unreadable
 from nearsay.experiment import Experiment
 from nearsay.progress import percent
@@ -129,8 +129,7 @@ def _open_inputs(experiment: Experiment, split: str, num: int | None, names: str
 def _pictures(inputs: Tensor | Files | None, indices: Tensor) -> Tensor | Thumbnails | None:
     """What the examples look like, to find near-duplicates; None for features and for files that are gone or broken."""
     if isinstance(inputs, Tensor):
-        are_images = inputs.dtype == torch.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
-        return inputs[indices].expand(-1, 3, -1, -1) if are_images else None  # gray is all three colors alike
+        return inputs[indices].expand(-1, 3, -1, -1) if are_pictures(inputs) else None  # gray is all three colors alike
     if inputs is None or not len(indices):
         return None
     paths = [inputs.root / inputs.names[index] for index in indices.tolist()]

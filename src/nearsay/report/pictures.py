@@ -9,10 +9,10 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
-from nearsay.core import Files
+from nearsay.core import Files, are_pictures
 from nearsay.datasets.images import ImageError, decode
 
 SIDE = 96  # pixels of a picture, at most
@@ -35,8 +35,8 @@ class Sheets(NamedTuple):
 class Album:
     """Pictures by the number of the example; of features, or of files that cannot be read, there are none."""
 
-    def __init__(self, inputs: torch.Tensor | Files | None) -> None:
-        self._inputs = inputs if isinstance(inputs, Files) or _are_images(inputs) else None
+    def __init__(self, inputs: Tensor | Files | None) -> None:
+        self._inputs = None if isinstance(inputs, Tensor) and not are_pictures(inputs) else inputs
         self._kept: dict[int, Image.Image | None] = {}
         self._left = _MOST_BYTES
         self.num_left_out = 0  # for want of bytes
@@ -96,11 +96,6 @@ class Album:
             return None
         image.thumbnail((SIDE, SIDE), Image.Resampling.BILINEAR)
         return image
-
-
-def _are_images(inputs: torch.Tensor | None) -> bool:
-    """Whether they can be looked at: bytes, gray or in color; what else a network takes is features to a page."""
-    return inputs is not None and inputs.ndim == 4 and inputs.dtype == torch.uint8 and inputs.shape[1] in (1, 3)
 
 
 def _corner(place: int, side: int) -> tuple[int, int]:

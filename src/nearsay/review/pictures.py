@@ -7,12 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from nearsay import config
-from nearsay.core import Files
+from nearsay.core import Files, are_pictures
 from nearsay.datasets.images import ImageError, decode
 from nearsay.experiment import Experiment
 from nearsay.reasons import one_line
@@ -87,9 +86,7 @@ def open_source(folder: Path, num: int) -> Source:
     names = _recorded(folder, "names")
     if names and isinstance(inputs, Files) and names != digest_names(inputs):  # then a number means another file
         return Source(None, "Files were renamed, moved or replaced since training, so no pictures are shown.", {})
-    if isinstance(inputs, Tensor) and (
-        inputs.ndim != 4 or inputs.dtype != torch.uint8 or inputs.shape[1] not in (1, 3)
-    ):
+    if isinstance(inputs, Tensor) and not are_pictures(inputs):
         if extra and _has_changed(folder, inputs):
             return Source(None, f"{_CHANGED} what its table says of an example may be about another.", extra)
         return Source(None, "", extra)  # features: there never were any pictures
