@@ -172,14 +172,12 @@ class _Training:
             if self.run is not None:
                 self.run.cut_log(0)  # of a run that ended before its first checkpoint
             return 0
+        self.step.begin_sums(state["sums"])
         if self.run is not None and found is not None:
             for damaged in found.damaged:
                 self.display.note(f"passed over a damaged checkpoint ({damaged}); going on from step {found.step}")
-            self.step.begin_sums(state["sums"])
             self._restore(found)
             self.run.cut_log(state["log_end"])
-        else:
-            self.step.begin_sums(state["sums"])
         dist.broadcast_(self.step.tensors().values())
         set_own_states({} if found is None else found.tensors, self.device, self.step.buffers())
         self.stage = state["stage"]
