@@ -166,24 +166,22 @@ def experiment(comparison: Comparison) -> Section:
 
 def cost(comparison: Comparison) -> Section:
     """Time, memory and machine."""
-
-    def number(group: Group, name: str, digits: int, scale: float = 1.0) -> str:
-        value = group.spread(name)
-        return NOTHING if value is None else value.text(digits, scale)
-
+    columns = [
+        Column("time of a run (s)", ("seconds",), 1, 1),
+        Column("images per second", ("images_per_second",), 1, 0),
+        Column("peak memory (GiB)", ("peak_memory_bytes",), 2.0**-30, 2),
+    ]
     rows = [
         [
             group.name,
             distinct(str(run.result.get("hardware", NOTHING)) for run in group.runs),
             distinct(_versions(run) for run in group.runs),
             distinct(f"{epochs:g}" for epochs in group.numbers("epochs")) or NOTHING,
-            number(group, "seconds", 1),
-            number(group, "images_per_second", 0),
-            number(group, "peak_memory_bytes", 2, 2.0**-30),
+            *(column.text(group.spread(*column.path)) for column in columns),
         ]
         for group in comparison.groups
     ]
-    header = ("method", "hardware", "versions", "epochs", "time of a run (s)", "images per second", "peak memory (GiB)")
+    header = ("method", "hardware", "versions", "epochs", *(column.heading for column in columns))
     caption = f"Mean ± standard deviation over the runs of a group. {source(comparison.groups)}"
     return Section("Cost", table(caption, header, rows, num_names=3))
 
