@@ -46,11 +46,8 @@ class Machine:
     timeout: float = 600.0  # seconds to wait for a worker or another process before giving up
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("precision", ("auto", "float32", "bfloat16")),
-            ("loading", ("auto", "resident", "streaming")),
-        ):
-            _check_choice(name, getattr(self, name), known)
+        _check_choice("precision", self.precision, ("auto", "float32", "bfloat16"))
+        _check_choice("loading", self.loading, ("auto", "resident", "streaming"))
         if self.workers is not None:
             check_whole("workers", self.workers, 0, cure=", or None for as many as there are cores")
         if self.checkpoint_steps is not None:
@@ -91,15 +88,11 @@ class Experiment:
     data: Dataset
     noise: Noise | None = None
     outside: Dataset | None = None  # where the images of open-set noise come from
-    held_out: float = (
-        0.0  # a share below 1, a number from 1 on: training examples for validation, if data has no others
-    )
+    held_out: float = 0.0  # training examples for validation, if data has none: below 1 a share, from 1 on a number
     validation_labels: Literal["given", "clean"] = "given"  # of held-out examples: as noisy as the rest, or the truth
     second_test: Dataset | None = None  # whose test split is judged as well, such as ImageNet's beside WebVision's
     only_clean: bool = False  # the oracle: train on those examples alone whose label is known to be right
-    relabeled: str | None = (
-        None  # an .npz whose `given` is learned in place of the labels: propagated or corrected ones
-    )
+    relabeled: str | None = None  # an .npz whose `given` is learned instead: propagated or corrected labels
     propagate_at: int | None = None  # epoch after which labels are propagated over the features, and those are learned
     labeled: float = 1.0  # share of the training labels that is kept; the other examples become unlabeled
     balanced: bool = False  # every class is in a batch as often as any other, however many examples it has
@@ -111,9 +104,7 @@ class Experiment:
     noise_per_network: bool = False  # a second network learns other noise, as in the public ELR+: a leak, to measure it
     averaging: float | None = None  # decay of the averaged weights
     self_taught: bool = False  # a network alone is taught by its own averaged weights
-    judged: Literal["auto", "networks", "averages"] = (
-        "auto"  # which weights are evaluated; "auto": averages if there are
-    )
+    judged: Literal["auto", "networks", "averages"] = "auto"  # the weights to evaluate; "auto": averages if there are
     averaging_ramp: float = 0.0  # epochs over which the decay rises to its value (ELR+)
 
     augment: Augment | Views | None = None
