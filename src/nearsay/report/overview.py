@@ -135,15 +135,16 @@ def matrix(findings: Findings) -> Section | None:
     return Section(_CONFUSED, table(caption, header, rows, num_names=2))
 
 
-def _pairs(findings: Findings) -> Markup:
-    """The pairs of labels that occur most often among the issues."""
-    rows = [
-        (given, suggested, f"{num:,}")
-        for given, suggested, num in (
-            (findings.named(each["given"]), findings.named(each["suggested"]), each["num_examples"])
-            for each in findings.summary["most_confused"]
-        )
+def _confused(findings: Findings) -> list[tuple[str, str, int]]:
+    """Given and suggested label of the pairs that occur most often among the issues, and how often they do."""
+    return [
+        (findings.named(each["given"]), findings.named(each["suggested"]), each["num_examples"])
+        for each in findings.summary["most_confused"]
     ]
+
+
+def _pairs(findings: Findings) -> Markup:
+    rows = [(given, suggested, f"{num:,}") for given, suggested, num in _confused(findings)]
     if not rows:
         return Markup("")
     return table("Most often confused.", ("is labeled", "seems to be", "examples"), rows, num_names=2)
@@ -159,11 +160,9 @@ def _in_words(findings: Findings) -> Markup:
     else:
         pairs = [
             Markup("{:,} labeled {} that {} to be {}").format(
-                num, strong(a), "seems" if num == 1 else "seem", strong(b)
+                num, strong(given), "seems" if num == 1 else "seem", strong(suggested)
             )
-            for each in summary["most_confused"][:3]
-            for a, b in [(findings.named(each["given"]), findings.named(each["suggested"]))]
-            for num in [each["num_examples"]]
+            for given, suggested, num in _confused(findings)[:3]
         ]
         sentences = [Markup("Most often confused: {}.").format(joined(pairs, "; "))] if pairs else []
         counts = ", ".join(f"{num:,} to find {percent_text(float(recall), 0)}" for recall, num in reviews.items())
