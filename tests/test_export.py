@@ -282,10 +282,10 @@ def test_paths_of_the_machine_are_not_published(features_run, tmp_path, monkeypa
     def placed(folder):
         found = open_trained(folder)
         noise = replace(found.experiment, relabeled="/home/me/labels.npz")
-        return found._replace(experiment=replace(noise, noise=Hidden(path="/home/me/secret.npz")))
+        origin = {"recipe": "/home/me/mine.py", "num_inputs": 32}
+        return found._replace(experiment=replace(noise, noise=Hidden(path="/home/me/secret.npz")), origin=origin)
 
     monkeypatch.setattr(export, "open_trained", placed)
-    monkeypatch.setattr(export, "read_origin", lambda folder: {"recipe": "/home/me/mine.py", "num_inputs": 32})
     export_run(features_run, tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert "/home/me" not in card + (tmp_path / "config.json").read_text()
@@ -300,8 +300,8 @@ def test_a_network_of_timm_is_written_by_the_names_of_timm(tmp_path, monkeypatch
     experiment = replace(call.experiment, backbone=backbone, image_size=32)
     network = backbone.build(10, num_inputs=3).eval()
     labels = Labels(torch.zeros(1, dtype=torch.int64), None, tuple("0123456789"))
-    monkeypatch.setattr(export, "open_trained", lambda folder: export.Trained([network], experiment, labels))
-    monkeypatch.setattr(export, "read_origin", lambda folder: {"recipe": "digits", "num_inputs": 3})
+    trained = export.Trained([network], experiment, labels, {"recipe": "digits", "num_inputs": 3})
+    monkeypatch.setattr(export, "open_trained", lambda folder: trained)
     export_run(tmp_path / "run", tmp_path / "out")
     found = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     images = torch.rand(2, 3, 32, 32)

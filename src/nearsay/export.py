@@ -33,7 +33,7 @@ from nearsay.predict import Predicted
 from nearsay.reasons import one_line
 from nearsay.run import write_whole
 from nearsay.splits import are_in_doubt
-from nearsay.trained import Trained, View, find_view, open_trained, read_origin, read_result
+from nearsay.trained import Trained, View, find_view, open_trained, read_result
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 FILES: dict[Format, str] = {"safetensors": "model.safetensors", "onnx": "model.onnx", "torch-export": "model.pt2"}
@@ -100,9 +100,9 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
     _check_target(target, format)
     if format == "onnx":
         _import("onnxscript")  # before anything is read
-    trained, origin = open_trained(folder), read_origin(folder)
-    signature = _signature(trained, origin)
-    facts, card = _facts(trained, signature), _card(trained, origin, read_result(folder), format).encode()
+    trained = open_trained(folder)
+    signature = _signature(trained)
+    facts, card = _facts(trained, signature), _card(trained, read_result(folder), format).encode()
     facts["library"]["card"] = sha256(card).hexdigest()
     if format == "safetensors":
         content = safetensors.torch.save(_named_weights(trained), metadata={"format": "pt"})
@@ -183,15 +183,16 @@ def _library(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _signature(trained: Trained, origin: Mapping[str, Any]) -> _Signature:
+def _signature(trained: Trained) -> _Signature:
+    num_inputs = trained.origin["num_inputs"]
     if not trained.wants_images:
-        return _Signature(torch.zeros(2, origin["num_inputs"]), {0: Dim.DYNAMIC}, None)
-    view = find_view(trained.experiment, origin)
+        return _Signature(torch.zeros(2, num_inputs), {0: Dim.DYNAMIC}, None)
+    view = find_view(trained.experiment, trained.origin)
     # Networks of timm may know the places of an image; ours take the mean over them, whatever their number.
     is_fixed = isinstance(trained.experiment.backbone, Timm)
     free = {0: Dim.DYNAMIC} if is_fixed else {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     edges = (view.height, view.width) if is_fixed else (48, 48)
-    return _Signature(torch.zeros(2, origin["num_inputs"], *edges, dtype=torch.uint8), free, view)
+    return _Signature(torch.zeros(2, num_inputs, *edges, dtype=torch.uint8), free, view)
 
 
 def _program(trained: Trained, signature: _Signature, facts: Mapping[str, Any], format: Format) -> bytes:
@@ -271,13 +272,13 @@ def _facts(trained: Trained, signature: _Signature) -> dict[str, Any]:
     return facts
 
 
-def _card(trained: Trained, origin: Mapping[str, Any], result: Mapping[str, Any] | None, format: Format) -> str:
+def _card(trained: Trained, result: Mapping[str, Any] | None, format: Format) -> str:
     """The model card; what users named stands in it only inside JSON, where it cannot be mistaken for markup."""
     experiment, labels = trained.experiment, trained.labels
     choices = {
         name: _without_folders(to_tree(getattr(experiment, name))) for name in ("noise", "objective", "backbone")
     }
-    recipe = _without_folders(str(origin["recipe"]))  # one of a user's own is a path
+    recipe = _without_folders(str(trained.origin["recipe"]))  # one of a user's own is a path
     learned = {"recipe": recipe, "epochs": experiment.epochs, "networks": experiment.networks, **choices}
     header = [
         "---",

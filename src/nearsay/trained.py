@@ -32,6 +32,7 @@ class Trained(NamedTuple):
     networks: list[Module]  # in evaluation mode, on the CPU
     experiment: Experiment
     labels: Labels  # that were learned
+    origin: Mapping[str, Any]  # as experiment.json has it
 
     @property
     def wants_images(self) -> bool:
@@ -104,7 +105,7 @@ def open_trained(folder: Path) -> Trained:
             reason = one_line(error)
             raise RunError(f"the weights in {folder} do not fit its experiment: {reason}", BAD_DATA) from error
         networks.append(network.eval())
-    return Trained(networks, experiment, labels)
+    return Trained(networks, experiment, labels, origin)
 
 
 def predict_run(folder: Path, inputs: Inputs, *, device: str = "auto", workers: int | None = None) -> Predicted:
@@ -112,9 +113,8 @@ def predict_run(folder: Path, inputs: Inputs, *, device: str = "auto", workers: 
     trained = open_trained(folder)
     machine = trained.experiment.machine
     place = config.override(trained.experiment, f"machine.device={device}").machine.find_device()
-    origin = read_origin(folder)
-    _check_inputs(inputs, trained, _num_inputs(folder, origin))
-    view = find_view(trained.experiment, origin) if isinstance(inputs, Files) else None
+    _check_inputs(inputs, trained, _num_inputs(folder, trained.origin))
+    view = find_view(trained.experiment, trained.origin) if isinstance(inputs, Files) else None
     return Pass(
         normalize=trained.experiment.normalize,
         size=trained.experiment.image_size if view is None else view.edge(),
