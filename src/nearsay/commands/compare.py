@@ -67,7 +67,10 @@ def common_split(runs: Sequence[FinishedRun]) -> str:
 
 def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
     """The finished runs of each folder: itself, or those in it, as after a sweep; ValueError if there is none."""
-    found = {folder: [folder] if _is_finished(folder) else _runs_in(folder) for folder in folders}
+    found = {
+        folder: [folder] if _is_finished(folder) else sorted(filter(_is_finished, folder.iterdir()))
+        for folder in folders
+    }
     if not any(found.values()):
         raise ValueError(
             f"{folders[0]} holds no finished run; give folders that nearsay train or nearsay sweep has made"
@@ -77,11 +80,6 @@ def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
 
 def _is_finished(folder: Path) -> bool:
     return (folder / "result.json").is_file()
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The finished runs in a folder that is none itself."""
-    return sorted(each for each in folder.iterdir() if _is_finished(each))
 
 
 def _row(run: FinishedRun, split: str) -> dict[str, Any]:

@@ -31,8 +31,9 @@ def overview(findings: Findings) -> Section:
     num_labeled, num_issues = summary["num_labeled"], summary["num_issues"]
     span = f"95 % interval {percent_text(rate['low'])} to {percent_text(rate['high'])}"
     reviews = summary["review_for_recall"]
+    unreadable = f", {summary['num_unreadable']:,} unreadable" if summary["num_unreadable"] else ""
     tiles = [
-        ("labels", f"{num_labeled:,}", _not_judged(findings)),
+        ("labels", f"{num_labeled:,}", f"of {counted(summary['num_examples'], 'example')}{unreadable}"),
         ("seem wrong", f"{num_issues:,}", "another label is likelier"),
         ("estimated to be wrong", percent_text(rate["estimate"]), span),
         ("to review", f"{reviews['0.9']:,}", "to find about 90 % of the wrong ones"),
@@ -190,14 +191,6 @@ def _next_steps(findings: Findings) -> Markup:
     code = Markup("<code>{}</code>")
     heading = Markup("<h3>What to do next, in the folder that holds the run</h3>")
     return joined([heading, terms([(code.format(command), text) for command, text in steps])])
-
-
-def _not_judged(findings: Findings) -> str:
-    num_examples, num_unreadable = findings.summary["num_examples"], findings.summary["num_unreadable"]
-    parts = [f"of {counted(num_examples, 'example')}"]
-    if num_unreadable:
-        parts.append(f"{num_unreadable:,} unreadable")
-    return ", ".join(parts)
 
 
 def _bar(share: float) -> Markup:

@@ -73,7 +73,8 @@ class Album:
             some = found[start : start + _COLUMNS**2]
             sheet = Image.new("RGB", (_COLUMNS * side, -(-len(some) // _COLUMNS) * side))
             for place, (_, image) in enumerate(some):
-                sheet.paste(ImageOps.fit(image, (side, side), method), _corner(place, side))
+                corner = place % _COLUMNS * side, place // _COLUMNS * side
+                sheet.paste(ImageOps.fit(image, (side, side), method), corner)
             addresses.append(_address(sheet, is_lossless=False))
         numbers = {index: place for place, (index, _) in enumerate(found)}
         return Sheets(addresses, [numbers.get(index) for index in indices], side, _COLUMNS)
@@ -96,10 +97,6 @@ class Album:
             return None
         image.thumbnail((SIDE, SIDE), Image.Resampling.BILINEAR)
         return image
-
-
-def _corner(place: int, side: int) -> tuple[int, int]:
-    return place % _COLUMNS * side, place // _COLUMNS * side
 
 
 def _address(image: Image.Image, *, is_lossless: bool) -> str:

@@ -2,11 +2,11 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from nearsay.results import field, questions, variations
-from nearsay.results.field import CLEANLAB, LEAST_DETECTION, TARGETS, Quoted
+from nearsay.results.field import CLEANLAB, LEAST_DETECTION, TARGETS
 from nearsay.results.numbers import CHANGED, NOTHING, Numbers, check_doubles, difference, table
 from nearsay.results.queue import (
     ASYMMETRIC,
@@ -135,13 +135,9 @@ def _accuracies(protocol: Protocol, numbers: Numbers, methods: Sequence[str], co
         rows.append([f"`{method}`", "ours", *map(numbers.shown, cells), numbers.minutes(cells)])
     keys = tuple(column.key for column in columns)
     for quoted in field.rows_of((*field.PAPER, *field.FIELD), keys):
-        rows.append([quoted.name, quoted.source, *_quoted(quoted, keys), NOTHING])
+        rows.append([quoted.name, quoted.source, *(quoted.texts.get(key, NOTHING) for key in keys), NOTHING])
     header = ("method", "from", *(column.title for column in columns), "min per run")
     return table(header, rows, num_left=2)
-
-
-def _quoted(row: Quoted, keys: Iterable[str]) -> list[str]:
-    return [row.texts.get(key, NOTHING) for key in keys]
 
 
 def _how(protocol: Protocol, columns: Sequence[Column]) -> str:
