@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,8 +112,8 @@ def open_trained(folder: Path) -> Trained:
 def predict_run(folder: Path, inputs: Inputs, *, device: str = "auto", workers: int | None = None) -> Predicted:
     """What the networks of a run say of other images or features."""
     trained = open_trained(folder)
-    machine = trained.experiment.machine
-    place = config.override(trained.experiment, f"machine.device={device}").machine.find_device()
+    machine = replace(trained.experiment.machine, device=device)
+    place = machine.find_device()
     _check_inputs(inputs, trained, _num_inputs(folder, trained.origin))
     view = find_view(trained.experiment, trained.origin) if isinstance(inputs, Files) else None
     return Pass(

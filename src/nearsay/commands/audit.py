@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from nearsay import config, metrics, tables
+from nearsay import metrics, tables
 from nearsay.auditing import Audit, audit
 from nearsay.auditing.pictures import Thumbnails, shrink_each
 from nearsay.commands.corrections import read_corrections
@@ -68,7 +69,7 @@ def audit_run(
     with open_run(folder, cure=COPY) as run:  # alone, and without what a killed one has left
         predictions = read_predictions(folder, labels)
         shown = metrics.aligned(labels, predictions)
-        place = config.override(experiment, f"machine.device={device}").machine.find_device()
+        place = replace(experiment.machine, device=device).find_device()
         names = recorded_digest((folder / "labels.npz").read_bytes(), "names")
         inputs, absence = _open_inputs(experiment, "train", len(labels.given), names)
         found = audit(
