@@ -86,7 +86,7 @@ def test_foreign_kinds_take_turns_and_are_drawn_again_alike():
     assert not torch.equal(images[0], images[7])
 
 
-def test_foreign_images_are_ranked_by_kind(tiles):
+def test_foreign_images_are_ranked_by_kind():
     strangers = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     home = planting.photographs(side=32, tile=64)
     row = benchmark.rank_foreign(home, torch.arange(len(home)) % 2, strangers, ["noise", "noise", "text", "text"])

@@ -354,7 +354,7 @@ def test_quiet_leaves_stderr_empty_and_the_result_on_stdout(run, capsys):
     assert "\x1b" not in out
 
 
-def test_warnings_are_notes(tmp_path, capsys, monkeypatch):
+def test_warnings_are_notes(capsys, monkeypatch):
     def warn(*_):
         cli.warnings.warn("k is large", stacklevel=1)
         raise ConfigError("enough")

@@ -43,7 +43,7 @@ def test_propagated_labels_replace_nothing_else(finished, tmp_path, capsys, name
     assert (run / name).read_bytes() == content
 
 
-def test_every_recipe_takes_a_share_of_labels_to_keep(tmp_path, capsys):
+def test_every_recipe_takes_a_share_of_labels_to_keep(tmp_path):
     assert cli.main(["train", "toy", "labeled=0.1", "epochs=1", "--out", str(tmp_path), "--quiet"]) == 0
     record = json.loads((tmp_path / "experiment.json").read_text())
     assert record["overrides"] == ["labeled=0.1"]

@@ -476,7 +476,7 @@ def test_a_copy_of_a_run_is_no_further_seed(runs, tmp_path):
     assert [row[4] for row in rows] == ["0", "0", "1", "n=2"]
 
 
-def test_to_compare_runs_each_is_read_once(runs, monkeypatch, capsys):
+def test_to_compare_runs_each_is_read_once(runs, monkeypatch):
     folders, read_run = [], compare.read_run
     monkeypatch.setattr(compare, "read_run", lambda folder: folders.append(folder) or read_run(folder))
     assert cli.main(["compare", *map(str, runs)]) == 0

@@ -104,7 +104,7 @@ def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_thei
     assert list((tmp_path / "runs" / "endless" / "checkpoints").glob("step-*"))
 
 
-def test_a_signal_from_outside_ends_it_with_the_code_of_the_signal(run, tmp_path, monkeypatch):
+def test_a_signal_from_outside_ends_it_with_the_code_of_the_signal(run, monkeypatch):
     endless = Wanted(name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=())
     plain = cifar.train
 
