@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -95,8 +95,8 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
 
     RunError if the run is not finished, ImportError in one sentence if an extra is missing.
     """
-    if format not in get_args(Format):
-        raise ValueError(f"format={format!r} must be one of {', '.join(map(repr, get_args(Format)))}")
+    if format not in FILES:
+        raise ValueError(f"format={format!r} must be one of {', '.join(map(repr, FILES))}")
     _check_target(target, format)
     if format == "onnx":
         _import("onnxscript")  # before anything is read
