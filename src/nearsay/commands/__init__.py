@@ -1,1 +1,1 @@
-"""What a verb does beyond one function, one file for each; only files that must import torch."""
+"""What verbs do beyond one function; torch is imported by those files alone that need it."""

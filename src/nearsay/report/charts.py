@@ -1,4 +1,4 @@
-"""Charts as SVG inside the page; the only place that knows altair.
+"""Charts as SVG inside the page.
 
 Colors are names that the page's style sheet defines, once for light and once for dark. Lines differ in dashes as well,
 so that nothing depends on color alone.
