@@ -129,7 +129,6 @@ def test_a_longer_draw_continues_a_shorter_one():
     for num in range(1, 11):
         assert_close(seeds.words(0, "a", 0, MANY[:9], num), longest[:, :num])
     assert_close(seeds.uniform(0, "a", 0, MANY[:9]), seeds.uniform(0, "a", 0, MANY[:9], 5)[:, 0])
-    assert_close(seeds.integers(0, "a", 0, MANY[:9], 50), seeds.integers(0, "a", 0, MANY[:9], 50, 5)[:, 0])
 
 
 def test_high_words_of_examples_matter():

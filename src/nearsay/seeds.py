@@ -43,17 +43,13 @@ def uniform(seed: int, purpose: str, epoch: int | Tensor, examples: Tensor, num:
     return fractions if num is not None else fractions[..., 0]
 
 
-def integers(
-    seed: int, purpose: str, epoch: int | Tensor, examples: Tensor, high: int, num: int | None = None
-) -> Tensor:
-    """Int64 in [0, high), for `high` from 1 to 2³¹: one per example, or (..., num), of which the first is that one.
+def integers(seed: int, purpose: str, epoch: int | Tensor, examples: Tensor, high: int) -> Tensor:
+    """Int64 in [0, high), for `high` from 1 to 2³¹, one per example.
 
     The probability of a value differs from 1/high by less than 2⁻³².
     """
     _check_whole("high", high, 1, 2**31)
-    drawn = words(seed, purpose, epoch, examples, 1 if num is None else num)
-    scaled = (drawn * high) >> 32
-    return scaled if num is not None else scaled[..., 0]
+    return (words(seed, purpose, epoch, examples, 1)[..., 0] * high) >> 32
 
 
 def shuffle(seed: int, purpose: str, epoch: int | Tensor, examples: Tensor) -> Tensor:
