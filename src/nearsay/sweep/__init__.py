@@ -3,20 +3,8 @@
 `grid` plans and `run_all` runs; `make_space` plans and `search` runs. Plans are checked in full before anything runs.
 """
 
-from nearsay.sweep.planning import Choice, Planned, Range, Space, grid, make_space
+from nearsay.sweep.planning import Planned, Space, grid, make_space
 from nearsay.sweep.running import Outcome, run_all
-from nearsay.sweep.searching import Found, StorageError, search
+from nearsay.sweep.searching import Found, search
 
-__all__ = [
-    "Choice",
-    "Found",
-    "Outcome",
-    "Planned",
-    "Range",
-    "Space",
-    "StorageError",
-    "grid",
-    "make_space",
-    "run_all",
-    "search",
-]
+__all__ = ["Found", "Outcome", "Planned", "Space", "grid", "make_space", "run_all", "search"]
