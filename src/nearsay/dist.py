@@ -135,9 +135,7 @@ def share(value: str, device: torch.device) -> str:
     content = value.encode()
     size = torch.tensor(len(content), device=device)
     broadcast_([size])
-    buffer = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if rank() == 0:
-        buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else buffer)
+    buffer = torch.tensor(list(content) if rank() == 0 else [0] * int(size), dtype=torch.uint8, device=device)
     broadcast_([buffer])
     return bytes(buffer.tolist()).decode()
 
