@@ -24,7 +24,7 @@ from nearsay.experiment import Experiment, Machine
 from nearsay.loading import Order
 from nearsay.models import MLP
 from nearsay.noise import Symmetric
-from nearsay.objectives import ELR, CrossEntropy
+from nearsay.objectives import ELR, NCR, CrossEntropy
 from nearsay.optim import SGD, Constant, Cosine
 from nearsay.recipes import toy
 from nearsay.run import RunError
@@ -465,6 +465,19 @@ def test_a_split_without_any_label_is_not_judged_and_that_is_told(tmp_path):
     assert told.notes == ["the test split has no labels, so nothing is judged on it"]
     assert "NaN" not in (tmp_path / "result.json").read_text() + (tmp_path / "log.jsonl").read_text()
     assert not (tmp_path / "predictions" / "test.safetensors").exists()
+
+
+@pytest.mark.parametrize(("start", "told"), [(2.0, []), (2.5, ["2.5"]), (3.0, ["3"]), (50.0, ["50"]), ("auto", [])])
+def test_a_start_that_is_never_reached_is_told(tmp_path, start, told):
+    display = Told()
+    train(replace(SMALL, objective=NCR(start_epoch=start)), tmp_path, display=display)
+    assert display.notes == [
+        f"start_epoch={each} of NCR is never reached in epochs=3, so that what begins there has no part in this run; "
+        "start earlier, or train for longer"
+        for each in told
+    ]
+    if start != "auto":
+        assert any("ncr" in entry for entry in log_of(tmp_path)) != bool(told)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])

@@ -78,7 +78,8 @@ def train(
         if dist.share("" if finished is None else "finished", device):
             return finished or {}
         training = _Training(experiment, folder, run, device, display)
-        for told in (*training.splits.notes, *(claim(run, experiment, training.splits, origin) if run else ())):
+        claimed = claim(run, experiment, training.splits, origin) if run else ()
+        for told in (*training.splits.notes, *training.doubts(), *claimed):
             display.note(told)
         return training.go(received)
 
@@ -100,6 +101,17 @@ class _Training:
         self.skipped: dict[str, None] = {}  # why images were left out; a set in order
         self.lost = Lost(self.order.batches_per_pass * self.order.batch_size)
         self.began, self.clock = time.perf_counter(), Clock(self.order.batch_size)
+
+    def doubts(self) -> list[str]:
+        """What is chosen, but never takes place."""
+        chosen, last = self.experiment.objective, (self.num_steps - 1) // self.num_per_epoch
+        start = getattr(chosen, "start_epoch", None)  # of an objective that has one; it may be found by itself
+        if not isinstance(start, float | int) or start <= last:
+            return []
+        return [
+            f"start_epoch={start:g} of {type(chosen).__name__} is never reached in epochs={self.experiment.epochs:g}, "
+            "so that what begins there has no part in this run; start earlier, or train for longer"
+        ]
 
     def _prepare(self) -> Step:
         """Networks, and the step that brings them together with the data."""
