@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest, norm, truncnorm
 from torch.testing import assert_close
 
-from nearsay import noise, seeds
+from nearsay import metrics, noise, seeds
 from nearsay.core import Labels
 from nearsay.noise import (
     Asymmetric,
@@ -541,6 +541,7 @@ def test_describe_counts_a_true_class_outside_the_vocabulary_as_a_wrong_label():
     realized = describe(labels)
     assert realized.matrix.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
     assert realized.effective_rate == 3 / 5
+    assert realized.effective_rate == metrics.noise_rate(labels)
     assert realized.num_open_set == 2
     assert realized.fingerprint == fingerprint(labels)
 

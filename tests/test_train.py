@@ -23,7 +23,7 @@ from nearsay.datasets import Toy
 from nearsay.experiment import Experiment, Machine
 from nearsay.loading import Order
 from nearsay.models import MLP
-from nearsay.noise import Symmetric
+from nearsay.noise import OpenSet, Symmetric
 from nearsay.objectives import ELR, NCR, CrossEntropy
 from nearsay.optim import SGD, Constant, Cosine
 from nearsay.recipes import toy
@@ -105,6 +105,14 @@ def test_the_result_is_what_predictions_and_labels_say(finished):
     assert result["skipped"] == 0
     assert result["seconds"] > 0
     assert result["images_per_second"] > 0
+
+
+def test_images_from_outside_are_wrong_labels_in_the_result(tmp_path):
+    others = replace(SMALL.data, seed=7)
+    told = Told()
+    result = train(replace(SMALL, noise=OpenSet(rate=0.4), outside=others, epochs=1), tmp_path, display=told)
+    assert result["labels"]["effective_rate"] == told.facts["effective_rate"] == 0.4
+    assert float(np.load(tmp_path / "labels.npz")["effective_rate"]) == 0.4
 
 
 def tables(folder, *names):

@@ -322,6 +322,13 @@ def test_labels_that_are_all_right_are_called_so(told, tmp_path):
     assert "none of the training labels is wrong" in told(write_run(tmp_path / "a", result=nothing)).words()
 
 
+def test_wrong_labels_of_none_of_the_classes_are_called_wrong(told, tmp_path):
+    outside = {"memorization": {"memorized": None, "corrected": None}, "labels": {"effective_rate": 0.4}}
+    words = told(write_run(tmp_path / "a", result=outside)).words()
+    assert "Of the training labels, 40 % are wrong. Nothing was trained on a wrong one whose true class is one" in words
+    assert "is not known here" not in words
+
+
 def test_the_noise_matrix_has_true_classes_as_rows_and_counts_each_draw_once(told, two_methods, monkeypatch):
     calls = captured(monkeypatch, "heat_map")
     words = told(*two_methods).words()

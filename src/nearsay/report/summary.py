@@ -94,16 +94,21 @@ def _wrong_labels(comparison: Comparison, ranked: list[tuple[Group, Spread]]) ->
     rates = [rate.mean for group in groups if (rate := group.spread("labels", "effective_rate"))]
     if rates and max(rates) == 0:
         return Markup("As far as is known, none of the training labels is wrong.")
-    if not told_known or not rates:
+    if not rates:
         return Markup("Which training labels are wrong is not known here, so what became of them cannot be said.")
     low, high = (f"{100 * rate:.0f}" for rate in (min(rates), max(rates)))
+    share = f"{low} %" if low == high else f"{low} to {high} %"
+    if not told_known:
+        return Markup(
+            "Of the training labels, {} are wrong. Nothing was trained on a wrong one whose true class is one of the "
+            "classes, so what became of them cannot be said."
+        ).format(share)
     pieces = [
         Markup("{} repeats the wrong label for {} of them and gives the true class for {}").format(
             strong(name), strong(percent(wrong)), strong(percent(right))
         )
         for name, wrong, right in told_known
     ]
-    share = f"{low} %" if low == high else f"{low} to {high} %"
     return Markup("Of the training labels, {} are wrong. After training, {}.").format(share, joined(pieces, "; "))
 
 
