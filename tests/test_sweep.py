@@ -121,6 +121,19 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, monkeypatch, ca
     assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
 
 
+@pytest.mark.parametrize(
+    ("held_out", "judge", "is_told"), [("40", "given", True), ("40", "clean", False), ("0", "given", False)]
+)
+def test_accuracies_by_other_labels_are_told_to_be_so(tmp_path, capsys, held_out, judge, is_told):
+    words = ["toy", "epochs=1", *SET, "--set", f"held_out={held_out}", "--set", f"validation_labels={judge}", "--quiet"]
+    assert cli.main(["train", *words, "--out", str(tmp_path / "first")]) == 0
+    assert cli.main(["propagate", str(tmp_path / "first")]) == 0
+    capsys.readouterr()
+    lists = ["--set", f"relabeled=none,{tmp_path / 'first' / 'propagated.npz'}", "--out", str(tmp_path / "runs")]
+    assert cli.main(["sweep", *words, *lists]) == 0
+    assert ("note: these runs were judged by different labels" in capsys.readouterr().err) == is_told
+
+
 def test_runs_that_are_the_same_in_other_words_are_no_further_seeds(tmp_path, capsys):
     command = ["sweep", "toy", "epochs=1", "noise=0.2,.20", "seed=0,1", *SET, "--out", str(tmp_path), "--quiet"]
     assert cli.main(command) == 0

@@ -130,7 +130,7 @@ def compare(
 ) -> None:
     """Put finished runs side by side, with means over seeds."""
     from nearsay.commands import compare as command  # noqa: PLC0415  # brings torch
-    from nearsay.report.comparison import judges_differ  # noqa: PLC0415
+    from nearsay.report.comparison import OTHER_JUDGES, judges_differ  # noqa: PLC0415
 
     done = command.finished(runs)
     for folder, found in done.items():
@@ -141,8 +141,7 @@ def compare(
     chosen = command.common_split(read) if split is None else split.value
     groups = command.compare(read, split=chosen)
     if judges_differ(read, chosen):
-        told = "these runs were judged by different labels, which makes cleaned ones look better"
-        print(f"note: {told}; nearsay evaluate with --data judges by the same.", file=sys.stderr)
+        print(f"note: {OTHER_JUDGES}", file=sys.stderr)
     if html is not None:
         from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
 

@@ -155,6 +155,8 @@ def _print_space(space: "Space", folder: Path, trials: int, *, as_json: bool) ->
 
 
 def _print_summary(summary: "Summary", folder: Path, *, as_json: bool) -> None:
+    if summary.doubt:
+        print(f"note: {summary.doubt}", file=sys.stderr)
     if as_json:
         print_json({"sweep": str(folder), "csv": str(summary.table), "json": str(summary.record), **summary.tree})
         return

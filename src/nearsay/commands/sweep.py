@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from nearsay import tables
 from nearsay.progress import percent
+from nearsay.report.comparison import OTHER_JUDGES, judges_differ
 from nearsay.report.folders import FinishedRun, read_run
 from nearsay.report.groups import Group, Spread, group_runs
 from nearsay.run import BAD_DATA, write_whole
@@ -23,6 +24,7 @@ class Summary(NamedTuple):
     rows: list[list[str]]
     failed: list[Outcome]
     best: str  # a sentence with the command of the best trial; empty for a grid
+    doubt: str  # what speaks against comparing the accuracies; empty if nothing does
     table: Path
     record: Path
     tree: dict[str, Any]
@@ -52,7 +54,8 @@ def summarize(outcomes: Sequence[Outcome], folder: Path, *, found: Found | None 
     headers = ["", "n", *(f"{name}, final" for name in splits), "seconds"]
     rows = [_row(group, splits) for group in groups]
     rows += [[name, "failed", *[""] * len(splits), f"exit {each.code}"] for name, each in failed.items()]
-    return Summary(headers, rows, list(failed.values()), _best(found), table, record, tree)
+    doubt = OTHER_JUDGES if any(judges_differ(runs, name) for name in splits) else ""
+    return Summary(headers, rows, list(failed.values()), _best(found), doubt, table, record, tree)
 
 
 def _read(outcomes: Sequence[Outcome]) -> tuple[list[FinishedRun], dict[str, Outcome]]:

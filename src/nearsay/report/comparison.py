@@ -8,6 +8,11 @@ from nearsay.display import counted, plain
 from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Group, group_runs
 
+OTHER_JUDGES = (
+    "these runs were judged by different labels, which makes cleaned ones look better; nearsay evaluate with --data "
+    "judges by the same."
+)
+
 
 class Comparison(NamedTuple):
     """Groups of runs, and the examples on which they are compared."""
