@@ -108,6 +108,14 @@ WRONG = [
     ("toy noise=0..0.1:lin --search optuna --trials 2", "must end after the range, or in :log"),
     ("toy noise=0..7 --search optuna --trials 2", "7"),
     ("toy --set objective.k=1.5..9 --search optuna --trials 2", "objective.k='1.5' must be a whole number"),
+    *(
+        (f"toy --set held_out=0.1 {choice} --search optuna --trials 2", "would have trials judged by different labels")
+        for choice in ("noise=0.1..0.5", "noise=0,0.4", "--set noise.redraw=true,false", "--set relabeled=none,a.npz")
+    ),
+    *(
+        (f"toy --set {choice} --search optuna --trials 2", f"{choice.partition('=')[0]}='")
+        for choice in ("held_out=0.1,0.2", "validation_labels=given,clean")
+    ),
     ("toy method=ncr,magic --search optuna --trials 2", "method='magic' must be"),
 ]
 
@@ -368,7 +376,7 @@ def test_a_signal_reaches_every_process_once(stand_in):
 
 
 def test_a_search_maximizes_validation_and_goes_on_to_as_many_trials_as_are_wished(tmp_path):
-    space = make_space("toy", ["epochs=1", "noise=0..1"], [*HELD, LOG, "objective.k=1..9"])
+    space = make_space("toy", ["epochs=1", "noise=0..1"], [*HELD, LOG, "objective.k=1..9", "validation_labels=clean"])
     assert [each.range.is_whole for each in space.choices if each.range] == [False, False, True]
     first = search(space, tmp_path / "a", trials=3)
     again = search(space, tmp_path / "a", trials=5)

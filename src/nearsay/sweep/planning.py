@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nearsay.config import Call, ConfigError, apply_overrides, call_recipe
+from nearsay.config import Call, ConfigError, apply_overrides, call_recipe, to_tree
 from nearsay.config.naming import run_name
 from nearsay.config.text import NUMBER, quoted, quoted_key, split_pairs
 from nearsay.core import NoSplit
@@ -85,10 +85,11 @@ def grid(recipe: str, arguments: Sequence[str], overrides: Sequence[str] = ()) -
 
 
 def make_space(recipe: str, arguments: Sequence[str], overrides: Sequence[str] = ()) -> Space:
-    """What to search: lists as in `grid`, and ranges as in noise=0.1..0.5 or optimizer.lr=1e-4..1e-1:log.
+    """What to search: lists as in `grid`, and ranges as in objective.alpha=0.1..0.5 or optimizer.lr=1e-4..1e-1:log.
 
     Every end and every value is tried on the configuration, with the first ones of all other keys. A range is of whole
-    numbers where the field takes nothing else. ConfigError too if there are no validation examples to judge by.
+    numbers where the field takes nothing else. ConfigError too if there are no validation examples to judge by, and if
+    they would not be the same, with the same labels, for all trials.
     """
     choices = _read_choices(arguments, overrides)
     if not any(choice.is_open for choice in choices):
@@ -99,7 +100,11 @@ def make_space(recipe: str, arguments: Sequence[str], overrides: Sequence[str] =
     first = plan(recipe, _firsts(choices))
     for place, choice in enumerate(choices):
         for text in choice.texts[1:]:
-            _plan_with(recipe, choices, place, text)
+            if _judge(_plan_with(recipe, choices, place, text).call) != _judge(first.call):
+                raise ConfigError(
+                    f"{choice.key}={quoted(choice.text)} would have trials judged by different labels, and the easiest "
+                    "ones would win; give one value"
+                )
     _check_validation(recipe, first.call)
     origin = first.call.origin
     written = {
@@ -182,6 +187,14 @@ def _settle(recipe: str, choices: Sequence[Choice], place: int) -> Choice:
     except ConfigError:
         return replace(choice, range=replace(choice.range, is_whole=True))
     return choice
+
+
+def _judge(call: Call) -> Any:
+    """What makes validation examples others, or with other labels: held out, they may be as noisy as the rest."""
+    chosen = call.experiment
+    are_noisy = chosen.held_out and chosen.validation_labels == "given"
+    noise = to_tree([chosen.noise, chosen.relabeled]) if are_noisy else None
+    return chosen.held_out, chosen.validation_labels, noise
 
 
 def _check_validation(recipe: str, call: Call) -> None:
