@@ -142,6 +142,25 @@ def test_accuracies_by_other_labels_are_told_to_be_so(tmp_path, capsys, held_out
     assert ("note: these runs were judged by different labels" in capsys.readouterr().err) == is_told
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_recipe_that_is_edited_meanwhile_is_run_as_it_was_planned(tmp_path, at_once):
+    recipe = tmp_path / "mine.py"
+    lines = [
+        "from nearsay.recipes import toy",
+        "def recipe(*, hidden: tuple[int, ...] = (8,), seed: int = 0):",
+        "    return toy.recipe(method='standard', epochs=1, seed=seed)",
+    ]
+    recipe.write_text("\n".join(lines))
+    planned = grid(str(recipe), ["seed=0,1"], SMALL)
+    recipe.write_text("\n".join(lines).replace("standard", "ncr"))
+    for outcome, each in zip(run_all(planned, tmp_path / "runs", at_once=at_once), planned, strict=True):
+        assert outcome.result is not None, outcome.error
+        assert outcome.words[0] == str(recipe)
+        kept = json.loads((outcome.folder / "experiment.json").read_text())
+        assert {key: kept[key] for key in each.call.origin} == each.call.origin
+        assert kept["experiment"]["objective"]["kind"] == "CrossEntropy"
+
+
 def test_runs_that_are_the_same_in_other_words_are_no_further_seeds(tmp_path, capsys):
     command = ["sweep", "toy", "epochs=1", "noise=0.2,.20", "seed=0,1", *SET, "--out", str(tmp_path), "--quiet"]
     assert cli.main(command) == 0

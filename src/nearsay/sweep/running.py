@@ -153,14 +153,14 @@ def _side_by_side(plans: Iterator[Planned], folder: Path, at_once: int, display:
     running: list[_Process] = []
     crowded: list[Planned] = []
     is_told, patience = False, _Patience(display)
-    with signals() as received:
+    with signals() as received, tempfile.TemporaryDirectory() as recipes:
         try:
             while True:
                 while len(running) < at_once and not received and (planned := next(plans, None)) is not None:
                     if (finished := _finished(planned, folder)) is not None:
                         yield finished
                     else:
-                        running.append(_start(planned, folder, at_once))
+                        running.append(_start(planned, folder, at_once, Path(recipes)))
                 if not running:
                     break
                 time.sleep(_PAUSE)
@@ -174,7 +174,7 @@ def _side_by_side(plans: Iterator[Planned], folder: Path, at_once: int, display:
                     if outcome.code == NO_MEMORY and at_once > 1:
                         crowded.append(each.planned)
                     elif not received and patience.allows(outcome):
-                        running.append(_start(each.planned, folder, at_once))
+                        running.append(_start(each.planned, folder, at_once, Path(recipes)))
                     elif outcome.result is not None or not received:
                         yield outcome
             if received:
@@ -188,9 +188,9 @@ def _side_by_side(plans: Iterator[Planned], folder: Path, at_once: int, display:
         yield from _side_by_side(iter(crowded), folder, 1, display)
 
 
-def _start(planned: Planned, folder: Path, at_once: int) -> _Process:
-    target = folder / planned.name
-    command = [sys.executable, "-m", "nearsay", "train", *planned.words, "--out", str(target), "--quiet"]
+def _start(planned: Planned, folder: Path, at_once: int, recipes: Path) -> _Process:
+    target, words = folder / planned.name, (_recipe(planned, recipes), *planned.words[1:])
+    command = [sys.executable, "-m", "nearsay", "train", *words, "--out", str(target), "--quiet"]
     share = max(1, (os.cpu_count() or 1) // at_once)
     environment = {"OMP_NUM_THREADS": str(share), **os.environ}  # all threads for all of them would be too many
     environment[PARENT] = str(os.getpid())  # in a session of its own, nothing else tells it that this one was killed
@@ -204,6 +204,17 @@ def _start(planned: Planned, folder: Path, at_once: int) -> _Process:
         start_new_session=True,  # the terminal's Ctrl-C is for this process, which passes it on once
     )
     return _Process(planned, target, process, errors)
+
+
+def _recipe(planned: Planned, recipes: Path) -> str:
+    """The recipe as it was when it was planned: a file of one's own may be edited while others of the sweep run."""
+    origin = planned.call.origin
+    if "source" not in origin:
+        return planned.words[0]
+    path = recipes / origin["sha256"] / origin["recipe"]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(origin["source"], "utf-8", newline="")
+    return str(path)
 
 
 def _ended(run: _Process, display: Display | None) -> Outcome:
