@@ -3,6 +3,7 @@ import json
 import math
 import sys
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,16 @@ def test_near_duplicates_share_one_vote_and_those_of_oneself_have_none():
     shares = evidence.votes(found, torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool), 2)
     torch.testing.assert_close(shares[0], torch.tensor([0.4, 0.4 + 0.4]) / 1.2)  # 1 and 2 count half each
     torch.testing.assert_close(shares[1], torch.tensor([0.8, 0.4]) / 1.2)  # 2 is its own duplicate
+
+
+def test_only_near_duplicates_that_stand_in_the_list_share_a_vote():
+    found = evidence_of([[1, 2, 3, 4]] * 5, [[0.8, 0.8, 0.4, 0.2]] * 5, [-1, 5, 5, 6, -1])
+    labels, everybody = torch.tensor([0, 0, 0, 1, 1]), torch.ones(5, dtype=torch.bool)
+    shares = evidence.votes(found, labels, everybody, 2)
+    torch.testing.assert_close(shares[0], torch.tensor([0.8, 0.6]) / 1.4)  # 3 is alone of its group, 4 has none
+    absent = evidence_of([[1, 2, 3, 4]] * 5, [[0.8, 0.0, 0.4, 0.2]] * 5, [-1, 5, 5, 6, -1])  # nobody stands second
+    shares = evidence.votes(absent, labels, everybody, 2)
+    torch.testing.assert_close(shares[0], torch.tensor([0.8, 0.6]) / 1.4)
 
 
 def test_training_is_the_mean_of_confidence_and_of_the_logistic_of_the_margin():
@@ -148,6 +159,22 @@ def test_near_duplicates_are_far_nearer_than_the_others_of_either():
     assert evidence.duplicate_groups(positions, similarities, distances).tolist() == [0, 0] + [-1] * 6
 
 
+def test_how_far_the_others_are_is_at_most_half_more_than_the_fifth_mostly_is():
+    positions = torch.tensor([[1, 2, 3, 4, 5, 6], [0, 2, 3, 4, 5, 6], *[[0, 1, 8, 8, 8, 8]] * 7])
+    distances = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 4.0]] * 9)  # a fifth of 1.5 is 0.3
+    for apart, group in ((0.29, 0), (0.31, -1)):
+        distances[:2, 0] = apart
+        found = evidence.duplicate_groups(positions, torch.full((9, 6), 0.9), distances)
+        assert found.tolist() == [group, group] + [-1] * 7
+
+
+def test_who_is_the_same_to_a_millionth_is_so_however_near_the_others_are():
+    positions = torch.tensor([[1, 2], [0, 3], [3, 0], [2, 1]])
+    distances = torch.tensor([[9e-7, 2e-6], [9e-7, 2e-6], [1.1e-6, 2e-6], [1.1e-6, 2e-6]])
+    found = evidence.duplicate_groups(positions, torch.ones(4, 2), distances)
+    assert found.tolist() == [0, 0, -1, -1]
+
+
 def test_of_two_that_are_nearly_the_same_the_nearer_comes_first():
     center, away = torch.randn(2, 512, generator=generator(), dtype=torch.float64)
     features = center + torch.tensor([0.0, 3e-3, 1e-3, 2e-3, 4e-3])[:, None] * away
@@ -197,9 +224,24 @@ def test_closeness_is_the_typical_distance_over_ones_own():
     torch.testing.assert_close(found, torch.tensor([1.0, 1.0, 0.5]))
 
 
+def test_fullness_is_the_length_over_the_typical_one():
+    found = evidence_of([[1, 2], [0, 2], [0, 1]], [[0.5, 0.5]] * 3, [-1] * 3)
+    found = found._replace(lengths=torch.tensor([1.0, 2.0, 4.0]))
+    torch.testing.assert_close(evidence.fullness(found), torch.tensor([0.5, 1.0, 1.0]))
+
+
+def test_nobody_stands_as_far_away_as_who_has_nothing_in_common():
+    found, _ = evidence.gather_evidence(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0]]), 2, None)
+    torch.testing.assert_close(found.distances, torch.full((3, 2), math.sqrt(2)))
+    found, _ = evidence.gather_evidence(torch.tensor([[1.0, 0.0], [1.0, 0.1]]), 20, None)
+    assert found.positions.tolist() == [[1], [0]]  # there is no other than these
+
+
 def test_without_features_the_largest_probability_says_what_is_foreign():
     found = audit([0, 1], probabilities=[[0.9, 0.1], [0.45, 0.55]])
     torch.testing.assert_close(found.ood_scores, torch.tensor([0.9, 0.55]))
+    rounded = audit([0, 1], probabilities=[[1.005, 0.0], [0.4, 0.6]])  # as near to a distribution as must be
+    torch.testing.assert_close(rounded.ood_scores, torch.tensor([1.0, 0.6]))
     assert found.evidence is None
     assert found.duplicate_groups is None
 
@@ -574,6 +616,44 @@ def test_what_a_network_rejects_that_has_learned_little_counts_where_neighbors_r
     assert rate(None).low == 0
 
 
+def test_a_label_is_outvoted_by_a_class_that_a_view_believes_in_more():
+    view = torch.tensor([[0.2, 0.8], [0.8, 0.2], [0.0, 0.0], [0.5, 0.5], [0.2, 0.8], [0.9, 0.1]])
+    found = judging._outvoted(view, torch.tensor([0, 0, 1, 0, -1, 1]))
+    torch.testing.assert_close(found, torch.tensor([1, 0, NAN, 0, NAN, 1]), equal_nan=True)
+
+
+def test_without_a_view_labels_that_score_below_one_half_are_rejected_and_at_one_half_are_not():
+    dynamics = {"confidence": [0.5] * 16 + [0.2] * 4, "margin": [0.0] * 20}  # one heap
+    assert audit([0, 1] * 10, dynamics=dynamics).noise_rate.estimate == pytest.approx(4 / 20)
+
+
+def test_of_examples_that_no_view_knows_nothing_is_counted_as_accepted():
+    probabilities = torch.tensor([[0.1, 0.9]] * 3 + [[0.9, 0.1]] * 7 + [[0.5, 0.5]] * 10)
+    dynamics = {"confidence": [0.9] * 20, "margin": [2.0] * 20}
+    assert audit([0] * 20, probabilities=probabilities, dynamics=dynamics).noise_rate.estimate == pytest.approx(3 / 10)
+
+
+def test_the_interval_of_probabilities_alone_holds_what_confident_learning_finds():
+    probabilities = torch.tensor([[1.0, 0, 0]] * 10 + [[0.55, 0.45, 0]] * 10 + [[0.3, 0.4, 0.3]] * 20)
+    labels = torch.tensor([0] * 20 + [1] * 20)  # usual are 0.775 and 0.4, which the second ten fall short of and reach
+    found = audit(labels, probabilities=probabilities).noise_rate
+    assert found.estimate == 0
+    assert found.high == pytest.approx(estimating.wilson(1 / 4, 40)[1])
+
+
+@pytest.mark.parametrize("are_two", [False, True])
+def test_where_scores_are_one_heap_all_labels_may_be_right(are_two):
+    labels, features = torch.arange(300) % 3, torch.ones(300, 2)
+    is_wrong = torch.arange(300) % 10 < 3
+    view = (0.3 * torch.eye(3) + 0.7 / 3)[torch.where(is_wrong, (labels + 1) % 3, labels)]
+    scores = torch.where(is_wrong, 0.2, 0.8) if are_two else torch.randn(300, generator=generator()).sigmoid()
+    read = inputs.read_inputs(labels, None, features, None, None)
+    rate = judging._judged_rate(read, scores, judging._Beliefs({"all": view}, {}), None, None)
+    assert rate.estimate == pytest.approx(0.3)
+    low = estimating.wilson(0.3, 300)[0] - 0.1 * math.sqrt(0.3 * 0.7)
+    assert rate.low == pytest.approx(low if are_two else 0)
+
+
 def test_labels_that_training_did_not_see_are_no_heap_of_their_own():
     labels = torch.arange(600) % 3
     features = torch.eye(3)[labels] + 0.02 * torch.randn(600, 3, generator=generator())
@@ -599,6 +679,24 @@ def test_what_views_say_together_is_their_geometric_mean_and_nobody_is_sure_that
     second = torch.tensor([[0.2, 0.8], [0.3, 0.7], [0.0, 0.0]])
     wanted = torch.tensor([[0.2**0.5, (0.05 * 0.8) ** 0.5], [0.3, 0.7], [1.0, 1.0]]).double()  # a tenth for two classes
     torch.testing.assert_close(judging._together([first, second]), wanted)
+
+
+def test_a_suggestion_weighs_the_label_as_far_as_it_is_right_against_the_others_in_their_proportion():
+    view = torch.tensor([[0.7, 0.2, 0.1]] * 3)
+    found = judging._likeliest([view], torch.tensor([0, 0, -1]), torch.tensor([0.7, 0.5, NAN]).double())
+    assert found.labels.tolist() == [1, 0, 0]
+    assert found.probabilities.tolist() == pytest.approx([0.7 * 2 / 3, 0.5, 0.7])
+    views = [torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])]  # 2 : 1 in the geometric mean
+    found = judging._likeliest(views, torch.tensor([-1]), torch.tensor([NAN]).double())
+    assert found.probabilities.tolist() == pytest.approx([2 / 3])
+
+
+def test_without_a_view_a_label_stays_that_is_as_likely_right_as_wrong():
+    read = inputs.read_inputs([1, 1, 0, -1], None, torch.eye(4), None, None)
+    doubts = torch.tensor([0.4, 0.6, 0.5, NAN]).double()
+    found = judging._likeliest_of_all(read, judging._Beliefs({}, {}), doubts)
+    assert found.labels.tolist() == [1, -1, 0, -1]
+    assert found.probabilities.tolist() == pytest.approx([0.6, NAN, 0.5, NAN], nan_ok=True)
 
 
 def test_a_suggestion_is_as_sure_as_one_view_and_not_as_all_multiplied():
@@ -714,6 +812,7 @@ def test_unlabeled_examples_have_no_score_and_no_vote_but_a_suggestion():
     labels[:60] = -1
     found = audit(labels, features=features)
     assert found.scores[:60].isnan().all()
+    assert found.right[:60].isnan().all()
     assert not found.is_issue[:60].any()
     assert (found.suggested.labels[:60] == clean[:60]).all()
     alone = audit(labels[60:], features=features[60:], classes=["0", "1", "2"], k=5)
@@ -743,6 +842,27 @@ def test_none_and_nan_are_unlabeled():
     for none in (None, NAN, ""):  # an empty cell of a CSV file is read as text
         named = inputs.read_inputs([none, "b", "a"], None, torch.eye(3), None, None)
         assert (named.labels.tolist(), named.classes) == ([-1, 1, 0], ("a", "b"))
+
+
+def test_what_was_never_trained_on_or_has_no_number_is_unknown_in_all_that_training_shows():
+    dynamics = {"confidence": [0.5, NAN, 0.7, 0.9], "margin": [1.0, 2.0, NAN, 3.0], "count": [0, 1, 1, 2]}
+    read = inputs.read_inputs([0, 1, 0, 1], None, None, dynamics, None).dynamics
+    torch.testing.assert_close(read.confidence, torch.tensor([NAN, NAN, NAN, 0.9]), equal_nan=True)
+    torch.testing.assert_close(read.margin, torch.tensor([NAN, NAN, NAN, 3.0]), equal_nan=True)
+
+
+def test_the_first_row_that_is_not_finite_is_named_though_few_are_looked_at_in_one_go(monkeypatch):
+    monkeypatch.setattr(inputs, "_CHUNK", 4)
+    features = torch.ones(9, 2).masked_fill(torch.arange(9)[:, None] >= 5, NAN)
+    with pytest.raises(ValueError, match="first in row 5;"):
+        inputs.read_inputs([0] * 9, None, features, None, None)
+
+
+def test_a_large_class_number_is_meant_where_so_many_classes_are_named_or_have_a_probability():
+    features, names = torch.eye(2), [f"class {number}" for number in range(20_000)]
+    assert inputs.read_inputs([0, 19_999], None, features, None, names).labels.tolist() == [0, 19_999]
+    probabilities = torch.zeros(2, 20_000).index_fill(1, torch.tensor([3]), 1.0)
+    assert inputs.read_inputs([0, 19_999], probabilities, None, None, None).labels.tolist() == [0, 19_999]
 
 
 def test_classes_that_are_numbers_are_meant_by_the_same_numbers():
@@ -826,6 +946,7 @@ def test_constant_features_say_nothing():
     assert (found.duplicate_groups >= 0).all()
     assert found.parts["neighbors"].isnan().all()
     assert (found.scores == 0.5).all()
+    assert (found.right == 0.5).all()
     assert np.isnan(found.noise_rate.estimate)
     assert found.noise_rate[1:] == (0, 1)
     assert not found.is_issue.any()
@@ -886,6 +1007,7 @@ def test_training_alone_knows_who_is_wrong_but_not_what_is_right():
     assert found.is_issue.tolist() == [False] * 8 + [True] * 2
     assert found.suggested.labels.tolist() == [0, 1] * 4 + [-1, -1]
     assert found.noise_matrix is None
+    assert found.confused() == []
     assert found.noise_rate.estimate == pytest.approx(0.2)
 
 
@@ -920,6 +1042,27 @@ def test_reviewing_more_finds_more():
     assert sum(doubts[: counts[2]]) >= 0.9 * sum(doubts) - 1e-6 > sum(doubts[: counts[2] - 1]) - 1e-6
 
 
+@pytest.mark.parametrize(
+    ("recall", "wanted"), [(0.5, 1), (0.8 / 1.4, 1), (0.6, 2), (1.3 / 1.4, 2), (0.95, 3), (1.0, 3), (1, 3)]
+)
+def test_as_many_are_reviewed_as_hold_that_share_of_the_doubts(recall, wanted):
+    found = audit([0, 0, 0, -1], probabilities=torch.ones(4, 1))
+    right = torch.tensor([0.9, 0.5, 0.2, NAN], dtype=torch.float64)  # of doubts .8, .5 and .1
+    assert replace(found, scores=right, right=right).review_for(recall) == wanted
+
+
+def test_the_pairs_that_occur_most_often_come_first_and_at_most_ten():
+    names = [f"{number:02}" for number in range(12)]
+    given = torch.tensor([*range(12), 7, 7, 5])
+    found = audit(given, features=torch.eye(15), classes=names)
+    suggested = found.suggested._replace(labels=((given + 1) % 12).masked_fill(given == 4, -1))
+    found = replace(found, is_issue=given != 3, suggested=suggested)
+    assert found.confused(2) == [("07", "08", 3), ("05", "06", 2)]
+    told = [each.given for each in found.confused()]
+    assert told == ["07", "05", "00", "01", "02", "06", "08", "09", "10", "11"]
+    assert len(found.confused(99)) == 10
+
+
 @pytest.mark.parametrize("recall", [0, 1.1, -1, True, "0.9", NAN])
 def test_a_recall_that_is_no_share_is_refused(recall):
     found = audit([0], probabilities=[[1.0]])
@@ -938,6 +1081,28 @@ def test_the_columns_are_those_that_users_know():
     assert {"is_label_issue", "predicted_probability", "duplicate_group", "ood_score"} <= columns.keys()
     del columns["neighbors"]
     assert found.to_columns([10, 20, 30], with_neighbors=False) == columns
+
+
+def test_the_columns_show_who_is_near_and_who_is_the_same_and_nothing_of_what_is_unknown():
+    features = torch.tensor([[0.0, 0.0, 1.0], [1.0, 2.0, 0.0], [2.0, 1.0, 0.0], [2.0, 4.0, 0.0]])
+    found = audit([0, 1, 1, 0], features=features, k=3)
+    columns = found.to_columns()
+    near, same = [2, "1", 0.8], [[3, "0", 1.0], [1, "1", 1.0]]
+    assert list(map(json.loads, columns["neighbors"])) == [
+        [],
+        [same[0], near],
+        [[1, "1", 0.8], [3, "0", 0.8]],
+        [same[1], near],
+    ]
+    assert columns["duplicate_group"] == [None, 0, None, 0]
+    assert columns["ood_score"] == [round(score, 6) for score in found.ood_scores.tolist()]
+    assert found.neighbor_recall is None
+    assert replace(found, evidence=found.evidence._replace(recall=0.75)).neighbor_recall == 0.75
+    known = audit([0, 1], dynamics={"confidence": [0.1234567, 0.9], "margin": [0.0, 1.0]})
+    columns = known.to_columns()
+    assert columns["neighbors"] == columns["duplicate_group"] == columns["ood_score"] == [None, None]
+    assert columns["label_score"][0] == 0.311728  # the mean of the confidence and one half
+    assert known.neighbor_recall is None
 
 
 def test_what_is_printed_of_an_audit_is_one_line_of_what_was_found():
@@ -1046,6 +1211,7 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         ([0, 1], {**GOOD, "k": 1001}, "k=1001 must be 1000 at most"),
         ([0, 1], {"probabilities": [[3.0, -1.0], [0.5, 0.5]]}, "softmax makes of logits"),
         ([0, 1], {"probabilities": [[0.5, NAN], [0.5, 0.5]]}, "row 0 of probabilities"),
+        ([0, 1], {"probabilities": [[0.5, 0.5], [1.5, -0.5]]}, "row 1 of probabilities begins with [1.5, -0.5]"),
         ([0, 1], {"probabilities": [0.5, 0.5]}, "must be a floating-point matrix"),
         ([0, 1], {"features": [[0.5, float("inf")], [0.5, 0.5]]}, "first in row 0"),
         ([0, 1], {"features": [["a"], ["b"]]}, "must be floating-point numbers"),
@@ -1053,7 +1219,9 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         ([0, 1], {"features": torch.ones(3, 2)}, "2 labels but 3 rows of features"),
         ([0, 1], {"dynamics": {"confidence": [0.1, 0.2]}}, "no 'margin'"),
         ([0, 1], {"dynamics": {"confidence": [0.1, 0.2], "margin": [1.0]}}, "must all be"),
+        ([0, 1], {"dynamics": {"confidence": [[0.1], [0.2]], "margin": [[1.0], [1.0]]}}, "must all be (N,)"),
         ([0, 1], {"dynamics": {"confidence": [0.1, 3.0], "margin": [1.0, 1.0]}}, "a confidence of 3"),
+        ([0, 1], {"dynamics": {"confidence": [0.1, -0.5], "margin": [1.0, 1.0]}}, "a confidence of -0.5"),
         ([0, 1], {"dynamics": {"confidence": [0.1], "margin": [1.0]}}, "2 labels but 1 rows of dynamics"),
         ([0, 1], {"dynamics": {"confidence": ["a", "b"], "margin": [1.0, 1.0]}}, "confidence of the dynamics must be"),
         (

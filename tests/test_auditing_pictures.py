@@ -136,6 +136,14 @@ def test_an_audit_sees_duplicates_that_features_do_not_show(tiles):
     assert torch.equal(thumbnails.ood_scores, found.ood_scores)
 
 
+def test_without_features_pictures_say_what_is_foreign_and_not_what_is_near(tiles):
+    probabilities = torch.eye(2)[torch.arange(len(tiles)) % 2]
+    found = audit(torch.arange(len(tiles)) % 2, probabilities=probabilities, images=tiles)
+    assert found.evidence is None
+    torch.testing.assert_close(found.ood_scores, pictures.usualness(pictures.shrink(tiles)))
+    assert found.ood_scores.min() < found.ood_scores.max()
+
+
 def test_short_features_are_foreign():
     angles = torch.linspace(0, 1, 30)
     features = torch.stack([angles.cos(), angles.sin()], dim=1)
