@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from nearsay.commands.evaluate import evaluate
 from nearsay.commands.predictions import read_predictions
-from nearsay.config import ConfigError, apply_overrides, call_recipe
+from nearsay.config import ConfigError, apply_overrides, call_recipe, to_tree
 from nearsay.core import Files
 from nearsay.run import RunError, open_run
 from nearsay.splits import open_splits
@@ -26,6 +26,7 @@ from nearsay.trained import (
     find_view,
     open_trained,
     predict_run,
+    read_experiment,
     read_labels,
     read_origin,
     read_result,
@@ -250,6 +251,25 @@ def test_only_a_finished_result_counts(copy):
 def test_a_result_that_was_changed_by_hand_does_not_count(copy, change):
     (copy / "result.json").write_text(json.dumps({**read_result(copy), **change}))
     assert read_result(copy) is None
+
+
+def test_other_labels_and_weights_by_a_relative_path_are_found_from_anywhere(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("labels.npz", "model.safetensors"):
+        shutil.copy(folder / name, name)
+    call = made("relabeled=labels.npz", "init=model.safetensors", epochs=0.02)
+    assert call.origin["overrides"][-2:] == [f"relabeled={tmp_path}/labels.npz", f"init={tmp_path}/model.safetensors"]
+    train(call.experiment, "run", origin=call.origin)
+    plain = replace(call.experiment, relabeled="labels.npz", init="model.safetensors")  # as runs before wrote them down
+    path = tmp_path / "run" / "experiment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": to_tree(plain)}))
+    for same in (call.experiment, plain, replace(plain, relabeled="./labels.npz")):
+        assert train(same, "run")["finished"]
+    with pytest.raises(ConfigError, match=r"holds another experiment \(relabeled: .*other.npz"):
+        train(replace(plain, relabeled="other.npz"), "run")
+    monkeypatch.chdir("/")
+    assert read_experiment(tmp_path / "run") == call.experiment
+    assert evaluate(tmp_path / "run", split="train")["num_examples"] == 120
 
 
 def test_another_experiment_does_not_go_into_the_folder(copy):

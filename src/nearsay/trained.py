@@ -1,6 +1,7 @@
 """A run folder as it is found again: whose it is, what it holds, and what its networks say of other examples."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
@@ -167,10 +168,19 @@ def check_same(run: Run, experiment: Experiment) -> None:
         before = json.loads(path.read_bytes())["experiment"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({error}); choose another folder with --out", BAD_DATA) from error
-    if changed := config.substantial(config.differences(before, config.to_tree(experiment)), ()):
+    trees = [_with_whole_paths(tree) for tree in (before, config.to_tree(experiment))]
+    if changed := config.substantial(config.differences(*trees), ()):
         raise config.ConfigError(
             f"{run.path} holds another experiment ({'; '.join(changed[:5])}); choose another folder with --out"
         )
+
+
+def _with_whole_paths(tree: Any) -> Any:
+    """The tree of an experiment with its files in one spelling, however they were written; other JSON as it is."""
+    if not isinstance(tree, dict):
+        return tree
+    files = {name: os.path.abspath(tree[name]) for name in config.FILES if isinstance(tree.get(name), str)}
+    return {**tree, **files}
 
 
 def claim(run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None) -> list[str]:

@@ -4,12 +4,13 @@ Importing this does not import torch, and a wrong recipe name is refused without
 complaint is a ConfigError of one sentence that says what exists.
 """
 
-from nearsay.config.calling import Call, apply_overrides, call_recipe, from_origin, recipe_names
+from nearsay.config.calling import FILES, Call, apply_overrides, call_recipe, from_origin, recipe_names
 from nearsay.config.fields import override
 from nearsay.config.text import ConfigError
 from nearsay.config.trees import differences, substantial, to_tree
 
 __all__ = [
+    "FILES",
     "Call",
     "ConfigError",
     "apply_overrides",

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from nearsay.experiment import Experiment
 
 
+FILES = ("relabeled", "init")  # fields of an experiment that are files, or folders
+
+
 class Call(NamedTuple):
     """An experiment, and the words that made it: calling the recipe with them again gives it again."""
 
@@ -58,7 +61,7 @@ def apply_overrides(call: Call, overrides: Sequence[str]) -> Call:
     Their order is free: one that only another makes possible, such as fewer epochs than the warm-up takes, waits for
     it. They are recorded in the order in which they were possible.
     """
-    pending = [f"{key}={text}" for key, text in split_pairs(overrides).items()]
+    pending = [f"{key}={_placed(key, text)}" for key, text in split_pairs(overrides).items()]
     experiment = call.experiment
     done: list[str] = []
     while pending:
@@ -73,6 +76,12 @@ def apply_overrides(call: Call, overrides: Sequence[str]) -> Call:
             raise complaints[pending[0]]
         pending = list(complaints)
     return Call(experiment, {**call.origin, "overrides": [*call.origin["overrides"], *done]})
+
+
+def _placed(key: str, text: str) -> str:
+    """The text of an override, but of a file its absolute path, so that the record means the same in any folder."""
+    is_path = key in FILES and text and text.lower() != "none"
+    return os.path.abspath(os.path.expanduser(text)) if is_path else text
 
 
 def from_origin(origin: Mapping[str, Any]) -> Call:
