@@ -77,7 +77,7 @@ def nearest(
     """
     rows = min(CHUNK_ROWS.get(queries.device.type, 256), max(1, CHUNK_NUMBERS // max(1, len(keys))))
     chunks = []
-    for start in range(0, len(queries), rows):
+    for start in range(0, max(1, len(queries)), rows):  # of no query there is a table too, of no row
         similarities = cosines(queries[start : start + rows], keys)
         clip(similarities, who, start)
         chunks.append(_largest(similarities, k))

@@ -255,6 +255,17 @@ def test_the_order_of_examples_does_not_matter(objective, views):
         torch.testing.assert_close(other.view(views, B, -1), gradient.view(views, B, -1)[:, order])
 
 
+@pytest.mark.parametrize("objective", [*OBJECTIVES, NCR(k=3, reject=0.5), NCR(k=3, start_epoch="auto")], ids=repr)
+@each_number_of_views
+def test_a_batch_of_no_rows_costs_nothing_and_is_not_remembered(objective, views):
+    outputs, batch = select(*make_case(views), torch.arange(0))
+    memory = fresh_memory(objective)
+    for epoch in (0.0, 3.0):
+        loss = objective(outputs, batch, torch.tensor(epoch), memory, objective.stage(epoch, memory))
+        assert loss.total == 0
+    torch.testing.assert_close(memory, fresh_memory(objective))
+
+
 @pytest.mark.parametrize("objective", ROW_BY_ROW, ids=repr)
 def test_other_examples_just_alike_leave_the_mean_as_it_was(objective):
     outputs, batch = make_case(2)

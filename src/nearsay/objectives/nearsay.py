@@ -159,7 +159,9 @@ class Nearsay:
         small differences grow, where they would otherwise vanish.
         """
         everyone, everywhere = dist.gather(indices), normalize(dist.gather(goal[: len(indices)]) - center)[0]
-        is_no_other = ((indices[:, None] == everyone) | (everyone == PADDING)).repeat(len(goal) // len(indices), 1)
+        is_no_other = ((indices[:, None] == everyone) | (everyone == PADDING)).repeat(
+            len(goal) // max(1, len(indices)), 1
+        )
 
         def shares(rows: Tensor, temperature: float) -> Tensor:
             cosines = normalize(rows - center)[0] @ everywhere.T
