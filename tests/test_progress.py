@@ -76,7 +76,8 @@ def test_a_resumed_run_says_from_where_it_goes_on_and_unknown_noise_is_not_told(
 def test_a_run_that_was_finished_before_says_so():
     stream = io.StringIO()
     progress.Lines(stream).end(RESULT)
-    assert stream.getvalue() == "finished before: 300 steps in 1:05\n"
+    told = "finished before: 300 steps in 1:05; if the data has changed since, train in another folder with --out\n"
+    assert stream.getvalue() == told
 
 
 def test_bars_show_step_epoch_speed_time_left_terms_and_accuracy(monkeypatch):

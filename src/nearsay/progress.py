@@ -263,7 +263,8 @@ def describe_entry(entry: Mapping[str, Any], num_epochs: float = 0.0) -> str:
 def describe_end(result: Mapping[str, Any], *, has_begun: bool = True) -> str:
     """How long it took; a run that has not begun was finished before."""
     took = f"{result['steps']:,} steps in {describe_seconds(result['seconds'])}"
-    return took if has_begun else f"finished before: {took}"
+    cure = "if the data has changed since, train in another folder with --out"
+    return took if has_begun else f"finished before: {took}; {cure}"
 
 
 def describe_seconds(seconds: float) -> str:
