@@ -49,6 +49,12 @@ def given_splits(**splits):
     return experiment(Given({name: Split(images(len(each.given)), each) for name, each in splits.items()}))
 
 
+def test_a_single_class_is_told_to_show_nothing_about_labels():
+    told = open_splits(given_splits(train=labels(0, 0, 0, classes=("cat",)))).notes
+    assert told == ("'cat' is the only class, so that no label can be found wrong; give examples of another",)
+    assert not open_splits(given_splits(train=labels(0, 0, 1, classes=("cat", "dog")))).notes
+
+
 def test_without_wishes_all_is_trained_on_and_the_test_is_judged():
     found = open_splits(experiment())
     assert found.train.equal(torch.arange(90))

@@ -85,6 +85,10 @@ def open_splits(experiment: Experiment) -> Splits:
     judged = [each for each in judged if each.name not in blank]
     notes = [f"the {name} split has no labels, so nothing is judged on it" for name in blank]
     notes += _doubt_rows(experiment, inputs)
+    if len(labels.classes) == 1:
+        notes.append(
+            f"{labels.classes[0]!r} is the only class, so that no label can be found wrong; give examples of another"
+        )
     other = None
     if experiment.noise_per_network:
         if isinstance(experiment.noise, OpenSet):
