@@ -189,6 +189,16 @@ def check_tensors(**named: object) -> None:
             raise ValueError(f"{name} of type {type(value).__name__} must be a torch.Tensor; torch.as_tensor makes one")
 
 
+def check_together(logits: Tensor, **named: Tensor) -> None:
+    """Refuse by name what is on another device than the logits: mostly what came from a loader and stayed there."""
+    for name, tensor in named.items():
+        if tensor.device != logits.device:
+            raise ValueError(
+                f"{name} are on {tensor.device} and the logits are on {logits.device}; move them there with "
+                ".to(logits.device)"
+            )
+
+
 def check_indices(indices: Tensor, num_examples: int) -> None:
     """Refuse numbers of examples that a memory has no row for; looks only where it costs nothing."""
     if can_look(indices):
@@ -200,8 +210,18 @@ def check_indices(indices: Tensor, num_examples: int) -> None:
             )
 
 
+def check_memory(memory: Mapping[str, Tensor]) -> None:
+    """Refuse what is no mapping, such as None."""
+    if not isinstance(memory, Mapping):
+        raise ValueError(
+            f"memory of type {type(memory).__name__} must be what objective.memory(num_examples, num_classes, "
+            "num_features) makes, which is {} for most"
+        )
+
+
 def check_place(memory: Mapping[str, Tensor], outputs: Outputs) -> None:
-    """Refuse a memory that was left behind when the network was moved."""
+    """Refuse a memory that is none, and one that was left behind when the network was moved."""
+    check_memory(memory)
     for name, tensor in memory.items():
         if tensor.device != outputs[1].device:
             raise ValueError(
@@ -256,11 +276,16 @@ def pad(batch: Batch, num_rows: int) -> Batch:
 
 def check_outputs(outputs: Outputs, batch: Batch) -> None:
     """Refuse a batch that an objective cannot mean; values are looked at only where it costs nothing."""
+    if not isinstance(batch, Batch):
+        raise ValueError(
+            f"batch of type {type(batch).__name__} must be nearsay.Batch(inputs=..., targets=..., indices=...)"
+        )
     for name, said in (("outputs", outputs), ("teacher", outputs if batch.teacher is None else batch.teacher)):
         if not isinstance(said, Outputs):
             raise ValueError(f"{name} of type {type(said).__name__} must be nearsay.Outputs(features, logits)")
     features, logits = outputs
     check_tensors(features=features, logits=logits, targets=batch.targets, indices=batch.indices)
+    check_together(logits, features=features, targets=batch.targets, indices=batch.indices)
     rows = len(logits) if logits.ndim else 0
     if logits.ndim != 2 or features.ndim != 2 or len(features) != rows or batch.indices.shape != (rows,):
         raise ValueError(

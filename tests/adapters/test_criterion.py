@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import sys
 
 import pytest
@@ -390,3 +391,10 @@ def test_a_compiled_step_is_compiled_once_for_a_stage_and_not_for_an_epoch(objec
             each.set_epoch(epoch)
         assert_close(step(), plain(twin(inputs), labels, torch.arange(20)))
     assert len(graphs) == num_stages
+
+
+@pytest.mark.parametrize("epoch", [None, "first", math.nan, -1])
+def test_an_epoch_that_is_none_is_refused(epoch):
+    criterion = NCRCriterion(nn.Linear(3, 2), NCR(start_epoch=2))
+    with pytest.raises(ValueError, match=rf"epoch={epoch!r} must be a number of at least 0"):
+        criterion.set_epoch(epoch)

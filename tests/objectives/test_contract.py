@@ -359,3 +359,40 @@ def test_a_memory_on_another_device_is_told_with_the_cure(objective):
     left = {name: tensor.to("meta") for name, tensor in memory.items()}
     with pytest.raises(ValueError, match=r"memory\['.*'\] is on meta and the logits are on cpu; move all of it with"):
         objective(outputs, batch, torch.tensor(0.0), left, objective.stage(0.0, memory))
+
+
+@every_objective
+@pytest.mark.parametrize("name", ["features", "targets", "indices"])
+def test_what_stayed_on_another_device_is_told_with_the_cure(objective, name):
+    outputs, batch = make_case()
+    if name == "features":
+        outputs = outputs._replace(features=outputs.features.to("meta"))
+    else:
+        batch = replace(batch, **{name: getattr(batch, name).to("meta")})
+    memory = objective.memory(N, C, D)
+    cure = rf"{name}.* are on meta and the logits are on cpu; move them there with \.to\(logits\.device\)"
+    with pytest.raises(ValueError, match=cure):
+        objective(outputs, batch, torch.tensor(3.0), memory, objective.stage(3.0, memory))
+    torch.testing.assert_close(memory, objective.memory(N, C, D))
+
+
+@every_objective
+def test_what_is_no_batch_is_refused(objective):
+    outputs, _ = make_case()
+    memory = objective.memory(N, C, D)
+    for wrong in (None, {}):
+        with pytest.raises(ValueError, match=r"batch of type (NoneType|dict) must be nearsay.Batch\(inputs="):
+            objective(outputs, wrong, torch.tensor(3.0), memory, objective.stage(3.0, memory))
+
+
+@pytest.mark.parametrize("objective", [ELR(), NCR(k=2), NCR(start_epoch="auto"), Nearsay(k=3, start_epoch=0)], ids=repr)
+def test_no_memory_at_all_is_told_with_the_cure(objective):
+    outputs, batch = make_case()
+    with pytest.raises(ValueError, match=r"memory of type NoneType must be what objective.memory\(num_examples"):
+        objective(outputs, batch, torch.tensor(3.0), None, objective.stage(3.0, None))
+
+
+def test_a_stage_that_is_no_text_is_refused():
+    outputs, batch = make_case()
+    with pytest.raises(ValueError, match=r"stage=3 is not one of NCR's; pass what objective.stage"):
+        NCR(k=2)(outputs, batch, torch.tensor(3.0), {}, 3)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsay import dist
-from nearsay.core import Batch, Objective, Outputs, check_outputs, check_tensors, check_whole, one_hot
+from nearsay.core import Batch, Objective, Outputs, check_number, check_outputs, check_tensors, check_whole, one_hot
 from nearsay.objectives import NCR
 from nearsay.objectives.cross_entropy import cross_entropy, real_rows
 
@@ -65,8 +65,12 @@ class NCRCriterion(nn.Module):
 
     def set_epoch(self, epoch: float) -> None:
         """Say at the start of an epoch which it is, from 0, as samplers are told; `start_epoch` depends on it."""
+        try:
+            epoch = check_number("epoch", float(epoch), 0)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"epoch={epoch!r} must be a number of at least 0, as the first epoch is") from error
         # A number would be a constant of a compiled step, which then is compiled again in every epoch.
-        self._now = torch.full((), float(epoch), device=self._now.device)
+        self._now = torch.full((), epoch, device=self._now.device)
         self._stage = self.objective.stage(epoch, self.memory)
 
     def forward(self, logits: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:

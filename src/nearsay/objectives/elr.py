@@ -15,6 +15,7 @@ from nearsay.core import (
     Mix,
     Outputs,
     check_indices,
+    check_memory,
     check_number,
     check_outputs,
     check_place,
@@ -85,6 +86,7 @@ class ELR:
         check_outputs(outputs, batch)
         if self.ramp:
             check_tensors(epoch=epoch)
+        check_memory(memory)
         averages = memory.get("averages")
         if averages is None or averages.ndim != 2 or averages.shape[1] != outputs.logits.shape[1]:
             raise ValueError(

@@ -18,10 +18,12 @@ from nearsay.core import (
     Objective,
     Outputs,
     can_look,
+    check_memory,
     check_number,
     check_outputs,
     check_place,
     check_tensors,
+    check_together,
     check_whole,
 )
 from nearsay.kernels.ncr import Choices, autocast_off, divergence, ncr_rows
@@ -130,6 +132,7 @@ class NCR:
 
     def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
         """`ncr/…` from `start_epoch` on, `base/…` before, or `watch/…` while that is still to be found."""
+        check_memory(memory)
         if self.start_epoch == "auto":
             if "start.agreement" not in memory:
                 raise ValueError(
@@ -143,7 +146,7 @@ class NCR:
 
     def __call__(self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], stage: str) -> Loss:
         """Neighbors are searched among all processes' rows and the bank."""
-        mine, _, base_stage = stage.partition("/")
+        mine, _, base_stage = str(stage).partition("/")
         if mine not in ("base", "watch", "ncr"):
             raise ValueError(f"stage={stage!r} is not one of NCR's; pass what objective.stage(epoch, memory) returned")
         check_place(memory, outputs)
@@ -334,7 +337,9 @@ def _check_rows(
     ):
         if rows is None:
             continue
-        check_tensors(**{f"{kind} of the {name}": t for kind, t in zip(("logits", "features"), rows, strict=True)})
+        named = {f"{kind} of the {name}": t for kind, t in zip(("logits", "features"), rows, strict=True)}
+        check_tensors(**named)
+        check_together(logits, **named)
         for kind, tensor in zip(("logits", "features"), rows, strict=True):
             if not tensor.is_floating_point():
                 raise ValueError(
@@ -355,6 +360,7 @@ def _check_rows(
             if numbers is None:
                 continue
             check_tensors(**{f"{kind} of the {name}": numbers})
+            check_together(logits, **{f"{kind} of the {name}": numbers})
             if tuple(numbers.shape) != shapes[0][:1] or numbers.dtype != torch.int64:
                 raise ValueError(
                     f"{kind} {tuple(numbers.shape)} of {numbers.dtype} of the {name} "

@@ -105,6 +105,7 @@ class Nearsay:
                 "Nearsay needs a teacher: give the batch teacher=Outputs(features, logits) of averaged weights, as "
                 "examples/nearsay_loop.py does; an experiment with averaging= and self_taught=True has one"
             )
+        check_place(memory, outputs)
         if "seen" not in memory or memory["beliefs"].shape[1] != outputs.logits.shape[1]:
             raise ValueError(
                 f"Nearsay finds no beliefs of {outputs.logits.shape[1]} classes in its memory; make it with "
@@ -116,7 +117,6 @@ class Nearsay:
                 f"the {memory['features'].shape[1]} that the memory was made for; make it with "
                 "objective.memory(num_examples, num_classes, num_features)"
             )
-        check_place(memory, outputs)
         check_indices(batch.indices, len(memory["seen"]) - 1)
         num = len(batch.indices) // batch.views
         given = upcast(batch.targets if batch.plain_targets is None else batch.plain_targets)[:num]
