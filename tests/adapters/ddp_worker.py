@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from nearsay.adapters import NCRCriterion
@@ -33,7 +34,24 @@ def step(rank=0, num_ranks=1):
         "loss": loss.detach(),
         "terms": terms,
         "gradients": [part.grad for part in network.parameters()],
+        "sharded": _losses(rank, num_ranks),
     }
+
+
+def _losses(rank, num_ranks):
+    """Of three steps on parameters of which each process holds a part (FSDP)."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    inputs, labels = (part.chunk(num_ranks)[rank] for part in (torch.randn(20, 6).double(), torch.randint(4, (20,))))
+    criterion = NCRCriterion(network[2], NCR(alpha=0.6, k=5))
+    sharded = fully_shard(network) if num_ranks > 1 else network
+    optimizer, losses = torch.optim.SGD(sharded.parameters(), lr=0.5), []
+    for _ in range(3):
+        losses.append(criterion(sharded(inputs), labels))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    return torch.stack(losses).detach()
 
 
 def main(folder: Path, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Two processes under DistributedDataParallel equal one: neighbors are searched among the rows of both."""
+"""Two processes under DistributedDataParallel and FSDP equal one: neighbors are searched among the rows of both."""
 
 import os
 import subprocess
@@ -34,3 +34,4 @@ def test_two_processes_have_the_loss_and_the_gradients_of_one(tmp_path):
     assert_close(one["judged"], alone["judged"])
     assert_close((one["loss"] + other["loss"]) / 2, alone["loss"])
     assert_close((one["terms"] + other["terms"]) / 2, alone["terms"])
+    assert_close((one["sharded"] + other["sharded"]) / 2, alone["sharded"])
