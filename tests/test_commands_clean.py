@@ -52,7 +52,10 @@ def test_by_default_it_takes_what_is_likelier_right_than_wrong_and_drops_what_el
 def test_every_class_can_be_suggested_the_first_too(run):
     wrong = {"is_label_issue": "true", "predicted_label": "0"}
     edit(run, lambda rows: [{**row, **(wrong if place == 150 else {})} for place, row in enumerate(rows)])
-    assert clean_run(run).given[[0, 29, 30, 150, 151]].tolist() == [1, 1, 0, 0, 1]
+    found = clean_run(run)
+    assert found.given[[0, 29, 30, 150, 151]].tolist() == [1, 1, 0, 0, 1]
+    assert found.relabeled.tolist() == [*range(30), 150]
+    assert found.dropped.tolist() == []
 
 
 def test_the_manifest_holds_the_other_splits_as_they_are(tmp_path):
@@ -154,3 +157,33 @@ def test_an_audit_that_is_still_being_written_is_not_read(run):
     finally:
         os.write(go_on, b".")
         os.waitpid(child, 0)
+
+
+def test_an_issue_without_a_suggestion_or_a_score_is_left_to_be_reviewed(run):
+    empty = {5: ("predicted_label", "predicted_probability"), 7: ("label_score",)}
+    edit(run, lambda rows: [{**row, **dict.fromkeys(empty.get(place, ()), "")} for place, row in enumerate(rows)])
+    found = clean_run(run, relabel_above=0, drop_below=0)
+    assert (found.dropped.tolist(), found.review.tolist()) == ([], [5])  # any likelihood is enough, but not none
+    found = clean_run(run, relabel_above=1, drop_below=1)
+    assert found.review.tolist() == [7]
+    assert found.dropped.tolist() == [*range(7), *range(8, 30)]
+
+
+def test_an_audit_of_other_labels_is_refused(run):
+    edit(run, lambda rows: [*rows[:-1], {**rows[-1], "given_label": "0"}])
+    with pytest.raises(RunError, match="it is of other labels"):
+        clean_run(run)
+
+
+def test_what_had_no_label_before_is_not_told_as_dropped(tmp_path):
+    labels = np.arange(60) // 20
+    labels[[3, 50]] = -1
+    np.savez(
+        tmp_path / "features.npz", features=np.eye(60, dtype=np.float32), labels=labels, classes=np.array(list("abc"))
+    )
+    path = f"path={tmp_path / 'features.npz'}"
+    folder = write_run(tmp_path / "run", "embeddings", path, overrides=["held_out=0"], num_issues=2)
+    edit(folder, lambda rows: [{**row, "predicted_probability": "0.1"} for row in rows])
+    found = clean_run(folder)
+    assert found.dropped.tolist() == [0, 1]
+    assert (found.given < 0).nonzero()[:, 0].tolist() == [0, 1, 3, 50]

@@ -294,6 +294,19 @@ def test_stopping_early_warns_once_with_the_residual():
     assert 1e-12 < residuals[1] < 0.1
 
 
+def test_scores_of_a_solver_that_stops_early_are_as_large_as_the_labels():
+    features, _ = blobs(60, separation=3.0)
+    labels = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).to(features.dtype)
+    for max_iterations in (1, 4):
+        with pytest.warns(UserWarning, match=f"max_iterations={max_iterations} "):
+            scores = propagate_labels(features, labels, k=5, max_iterations=max_iterations)
+        with pytest.warns(UserWarning, match=f"max_iterations={max_iterations} "):
+            larger = propagate_labels(
+                features, labels * torch.tensor([1.0, 64.0, 1 / 8]), k=5, max_iterations=max_iterations
+            )
+        torch.testing.assert_close(larger, scores * torch.tensor([1.0, 64.0, 1 / 8]))
+
+
 FEATURES = torch.eye(4)
 LABELS = torch.tensor([0, 1, -1, 1])
 
@@ -326,6 +339,8 @@ LABELS = torch.tensor([0, 1, -1, 1])
         ((FEATURES, torch.zeros(4, 2)), {}, "none of the 4 examples has a label"),
         ((FEATURES, 1 - 3 * FEATURES.flip(0)), {}, r"soft labels hold -2.0; they must be finite and not negative"),
         ((FEATURES, FEATURES * math.nan), {}, "soft labels hold nan"),
+        ((FEATURES, FEATURES.masked_fill(FEATURES == 1, math.inf)), {}, "soft labels hold inf"),
+        ((FEATURES.masked_fill(FEATURES == 1, math.nan), LABELS), {}, "NaN or infinity, first in row 0"),
         ((FEATURES, FEATURES, 3), {}, "soft labels of 4 columns cannot mean num_classes=3"),
     ],
 )

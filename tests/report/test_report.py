@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -123,6 +124,14 @@ def two_methods(tmp_path):
         for seed in range(3)
     ]
     return [*worse, *better]
+
+
+def test_two_numbers_have_the_deviation_of_a_sample_and_one_has_none():
+    assert spread([]) is None
+    assert spread([0.5]) == (0.5, None, 1)
+    assert spread([0.25, 0.75]) == pytest.approx((0.5, statistics.stdev([0.25, 0.75]), 2))
+    assert spread([95.1, 94.2, 95.9]).text() == "95.1 ± 0.9"  # 95.07 and 0.850
+    assert spread([95.14]).text() == "95.1"
 
 
 def test_the_summary_says_who_ends_higher_by_how_much_and_what_became_of_wrong_labels(told, two_methods):

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from nearsay import config
+from nearsay.results.numbers import Numbers
 from nearsay.results.queue import BY_KEY, Wanted, cell, queue
 from nearsay.results.record import changed_since, check_queued, make_record, read_records, take
 from results.stand_in import record, result
@@ -68,6 +69,18 @@ def test_a_result_of_the_recipe_as_it_was_gives_way_to_one_of_today(tmp_path):
         take([old], tmp_path)
 
 
+def test_nothing_and_everything_are_shares_and_whole_numbers_are_numbers(tmp_path):
+    made = record(ONE)
+    made["accuracy"]["test"] |= {"final": 0, "best": 1, "last_10": 0.0}
+    made |= {"detection": {"auroc": 1, "average_precision": 0}, "seconds": 60, "device_seconds": 60}
+    assert take([made], tmp_path) == [ONE.name]
+
+
+def test_the_runs_of_a_cell_come_by_seed(tmp_path):
+    records = {f"run-{seed}": {**record(ONE, seed=seed), "name": f"run-{seed}"} for seed in (2, 0, 10, 1)}
+    assert [each["seed"] for each in Numbers(records=records).of(ONE)] == [0, 1, 2, 10]
+
+
 def test_a_damaged_or_misnamed_file_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(ValueError, match=r"a\.json is no record"):
@@ -115,6 +128,8 @@ def test_a_changed_recipe_is_noticed():
         ({"accuracy": {}}, r"\[None, None, None\] on 'test' are no shares"),
         ({"accuracy": []}, r"its 'accuracy' is '\[\]'"),
         ({"detection": {"auroc": None}}, "its 'auroc' None is no share"),
+        ({"detection": {"auroc": 95.0, "average_precision": 0.9}}, "its 'auroc' 95.0 is no share from 0 to 1"),
+        ({"detection": {"auroc": -0.1, "average_precision": 0.9}}, "its 'auroc' -0.1 is no share from 0 to 1"),
         ({"detection": 5}, "its 'detection' is '5'"),
         ({"audit": 5}, "its 'audit' is '5'"),
         ({"audit": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
@@ -123,6 +138,10 @@ def test_a_changed_recipe_is_noticed():
             "the 'seconds' None of its 'audit' are no time",
         ),
         ({"detection": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
+        (
+            {"audit": {"auroc": 0.9, "average_precision": 0.9, "seconds": float("inf")}},
+            "the 'seconds' inf of its 'audit' are no time",
+        ),
         ({"versions": {"torch": 3}}, "its version of torch is 3 and no text"),
         ({"labels": {"effective_rate": "x"}}, "its 'effective_rate' 'x' is no share"),
         ({"command": "nearsay train toy"}, "its command is 'nearsay train toy', but that of its recipe"),
