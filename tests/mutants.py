@@ -1,4 +1,4 @@
-"""Break the NCR code on purpose, one line at a time, and see that the tests notice.
+"""Break the code on purpose, one line at a time, and see that the tests notice.
 
     python tests/mutants.py          all of them, a few seconds each
     python tests/mutants.py -k self  those whose name contains a word
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 NCR_TESTS = ("tests/objectives/test_ncr.py", "tests/objectives/test_ncr_numerics.py", "tests/objectives/test_bank.py")
 KERNEL_TESTS = (*NCR_TESTS, "tests/kernels", "tests/test_neighbors.py")
 PROCESS_TESTS = ("tests/distributed",)
+METRICS_TESTS, AUDIT_TESTS = ("tests/test_metrics.py",), ("tests/test_auditing.py",)
 
 
 class Mutant(NamedTuple):
@@ -32,6 +33,7 @@ class Mutant(NamedTuple):
 
 
 OBJECTIVE, KERNEL, SEARCH, BANK = "objectives/ncr.py", "kernels/ncr.py", "neighbors.py", "objectives/bank.py"
+METRICS, ESTIMATES, JUDGMENTS = "metrics.py", "auditing/estimating.py", "auditing/judging.py"
 MUTANTS = [
     Mutant("sign of the paper's term", OBJECTIVE, "return divergence(p, q, log_p", "return -divergence(p, q, log_p"),
     Mutant("direction of the paper's term", OBJECTIVE, "divergence(p, q, log_p - log_q)", "divergence(q, p, log_q - log_p)"),
@@ -78,6 +80,13 @@ MUTANTS = [
     Mutant("examples at hand found in the bank", BANK, "indices.masked_fill(stale, PADDING)", "indices"),
     Mutant("older rows kept in the queue", BANK, '.masked_fill_((memory["indices"][:, None] == kept).any(dim=1), PADDING)', ""),
     Mutant("cursor stands still", BANK, ".add_(is_kept.sum())", ""),
+    Mutant("least likely class taken for memorized", METRICS, "_checked(logits, labels.given)[0].argmax(dim=1)", "_checked(logits, labels.given)[0].argmin(dim=1)", METRICS_TESTS),
+    Mutant("all rows in one adaptive bin", METRICS, "searchsorted(sure.sort().values, sure) * bins // len(sure)", "searchsorted(sure.sort().values, sure) // len(sure)", METRICS_TESTS),
+    Mutant("cosines divided by the width", METRICS, "(units[0] * units[1]).sum(dim=1)", "(units[0] * units[1]).mean(dim=1)", METRICS_TESTS),
+    Mutant("bells without their normalization", ESTIMATES, "shares.log() - deviations.log() -", "shares.log() -", AUDIT_TESTS),
+    Mutant("nothing from confident learning", JUDGMENTS, "confident.append(estimating.confident_share(total[is_seen], inputs.labels[is_seen]))", "pass", AUDIT_TESTS),
+    Mutant("silence counted as consent", JUDGMENTS, "is_seen = is_judged & (total.sum(dim=1) > 0)", "is_seen = is_judged", AUDIT_TESTS),
+    Mutant("an audit of other labels cleaned", "commands/clean.py", "if [numbers.get(name, -1) for name in given] != labels.given.tolist():", "if False:", ("tests/test_commands_clean.py",)),
 ]  # fmt: skip
 
 
