@@ -132,6 +132,8 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     with pytest.raises(ValueError, match="size=3 cannot hold a batch of 4 rows"):
         objective(rows(4, 0), batch_of(torch.arange(4)), torch.tensor(0.0), memory, "ncr/elr")
     assert_close(memory, before)  # refused before anything was written
+    objective(rows(3, 0), batch_of(torch.arange(3)), torch.tensor(0.0), memory, "ncr/elr")
+    assert sorted(memory["bank.indices"][:3].tolist()) == [0, 1, 2]  # as many as it holds are held
     for wrong in ({}, NCR(bank=Bank(size=4)).memory(10, 4, 5)):
         with pytest.raises(ValueError, match=r"not that of Bank\(kind='queue', size=3\)"):
             objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), wrong, "ncr/elr")

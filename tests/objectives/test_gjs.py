@@ -139,6 +139,12 @@ def test_views_of_different_examples_are_refused():
 def test_logits_without_an_axis_of_views_are_refused():
     with pytest.raises(ValueError, match=r"logits \(3, 2\) and targets \(3, 2\) must be \(V, B, C\) and \(B, C\)"):
         gjs(torch.zeros(3, 2), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"logits \(2, 3, 2\) and targets \(1, 2\) must be"):
+        gjs(torch.zeros(2, 3, 2), torch.zeros(1, 2))  # which would stand for three
+    with pytest.raises(ValueError, match=r"logits \(0, 3, 2\) and targets \(3, 2\) must be"):
+        gjs(torch.zeros(0, 3, 2), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"logits \(3, 2\) and targets \(2,\) must be"):
+        gjs(torch.zeros(3, 2), torch.zeros(2))
 
 
 @pytest.mark.parametrize("label_weight", [0.0, 1e-4, 1.0, -0.5, float("nan"), "0.3"])

@@ -161,13 +161,19 @@ def test_what_is_not_finite_leaves_no_trace(part):
     outputs, batch = make_batch()
     memory, before = make_memory(), make_memory()
     assert batch.teacher is not None
-    batch.teacher[part][1] = torch.nan  # of a real row
+    batch.teacher[part][1, 0] = torch.nan  # one number of a real row
     who = int(batch.indices[1])
     OBJECTIVE(outputs, batch, torch.tensor(5.0), memory, "neighbors")
     for name, table in memory.items():
         assert table.isfinite().all(), name
     for name in ("features", "beliefs", "seen"):
         assert torch.equal(memory[name][who], before[name][who]), name
+
+
+def test_how_classes_are_labeled_is_a_distribution_before_any_was_counted():
+    noise = Nearsay().memory(N, C, D)["noise"]
+    torch.testing.assert_close(noise.sum(dim=0), torch.ones(C))
+    torch.testing.assert_close(noise.diagonal(), torch.full((C,), 0.5 + 0.5 / C))
 
 
 def test_labels_are_learned_as_they_are_until_it_starts():
