@@ -183,6 +183,20 @@ def test_the_steps_are_those_of_the_training(result):
     assert estimate.estimate(made().experiment).num_steps == result["steps"] == 6
 
 
+@pytest.mark.parametrize(
+    ("held_out", "epochs", "wanted"), [(0.0, 3.0, 60), (0.1, 3.0, 54), (101, 0.5, 8), (1, 2.0, 38), (0.99, 2.0, 2)]
+)
+def test_steps_are_of_whole_batches_of_what_is_not_held_out(held_out, epochs, wanted):
+    experiment = replace(made().experiment, held_out=held_out, epochs=epochs, batches_per_epoch=None, batch_size=50)
+    assert estimate._num_steps(experiment, 1000) == wanted  # an epoch has 20, 18, 17 and 19, and one at least
+    assert estimate._num_steps(experiment, None) is None
+
+
+def test_memory_is_told_in_units_of_its_size():
+    told = [estimate._megabytes(number) for number in (2**19, 2**30 - 2**20, 2**30, 5 * 2**29)]
+    assert told == ["0.5 MiB", "1,023.0 MiB", "1.0 GiB", "2.5 GiB"]
+
+
 def test_two_views_keep_twice_as_much():
     one, two = (config.call_recipe("digits", [f"method={method}"]).experiment for method in ("standard", "gjs"))
     kept = [estimate.estimate(each).num_bytes["activations"] for each in (one, two)]
