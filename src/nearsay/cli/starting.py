@@ -51,7 +51,7 @@ def get(
     """Download a data set, compare it with the original and unpack it."""
     from nearsay.datasets.cifar import fetch  # noqa: PLC0415  # brings torch
 
-    print(f"Fetching {name.value} (about 170 MB) ...", file=sys.stderr)
+    print(f"Fetching {name.value} to {to} (about 170 MB, unless it is there) ...", file=sys.stderr)
     print(f"{name.value} is in {fetch(name.value, to)}.")
 
 
