@@ -103,6 +103,13 @@ def test_join_takes_a_part_of_the_rows_at_a_time(num_processes):
 
 
 @in_groups
+def test_join_in_parts_takes_a_process_that_has_no_row(num_processes):
+    rows = torch.cat([rows_of(rank).repeat(3, 1)[: rank * NUM_ROWS] for rank in range(num_processes)])
+    for seen in collectives(num_processes):
+        assert_close(seen["join in parts of all but the first"], rows, rtol=0, atol=0)
+
+
+@in_groups
 def test_every_process_has_the_texts_of_all_in_order_of_rank(num_processes):
     expected = "".join(f"{rank}é" * rank for rank in range(num_processes))
     for seen in collectives(num_processes):

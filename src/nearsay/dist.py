@@ -3,6 +3,7 @@
 All processes call them in the same order with tensors of equal shapes: pad batches instead of shortening them.
 """
 
+import math
 import os
 import signal
 import threading
@@ -158,7 +159,7 @@ def join(rows: Tensor, device: torch.device) -> Tensor:
         return rows
     sizes = gather(torch.tensor([len(rows)], device=device)).tolist()
     joined, starts = rows.new_empty(sum(sizes), *rows.shape[1:]), [0, *accumulate(sizes)][:-1]
-    num = max(1, _AT_ONCE // max(1, rows[:1].numel()))
+    num = max(1, _AT_ONCE // max(1, math.prod(rows.shape[1:])))  # the same where there is no row
     for first in range(0, max(sizes), num):
         part = rows.new_zeros(min(num, max(sizes) - first), *rows.shape[1:])
         own = rows[first : first + num]

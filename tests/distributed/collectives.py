@@ -41,7 +41,8 @@ def call_all(rank: int) -> dict[str, Tensor]:
     seen["gather of a transposed tensor"] = dist.gather(rows_of(rank).T)
     cpu = torch.device("cpu")
     seen["join"] = dist.join(rows_of(rank)[:rank], cpu)  # the first process has none
-    seen["join in parts"], seen["the largest part"] = _join_in_parts(rank)
+    seen["join in parts"], seen["the largest part"] = _join_in_parts(rank, 9 - 2 * rank)
+    seen["join in parts of all but the first"], _ = _join_in_parts(rank, rank * NUM_ROWS)
     seen["join of nothing"] = dist.join(rows_of(rank)[:0], cpu)
     seen["join_texts"] = torch.tensor([ord(each) for each in dist.join_texts(f"{rank}é" * rank, cpu)])
 
@@ -72,7 +73,7 @@ def _refuses_to_differentiate_twice(rank: int) -> bool:
     return False
 
 
-def _join_in_parts(rank: int) -> tuple[Tensor, Tensor]:
+def _join_in_parts(rank: int, num_rows: int) -> tuple[Tensor, Tensor]:
     """Rows, four numbers at a time, and how many there were at most in one message."""
     gather, sizes = dist.gather, []
 
@@ -81,5 +82,5 @@ def _join_in_parts(rank: int) -> tuple[Tensor, Tensor]:
         return gather(tensor)
 
     with mock.patch.object(dist, "_AT_ONCE", 4), mock.patch.object(dist, "gather", counted):
-        joined = dist.join(rows_of(rank).repeat(3, 1)[: 9 - 2 * rank], torch.device("cpu"))
+        joined = dist.join(rows_of(rank).repeat(3, 1)[:num_rows], torch.device("cpu"))
     return joined, torch.tensor(max(sizes, default=0))
