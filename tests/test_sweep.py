@@ -116,6 +116,12 @@ WRONG = [
         (f"toy --set {choice} --search optuna --trials 2", f"{choice.partition('=')[0]}='")
         for choice in ("held_out=0.1,0.2", "validation_labels=given,clean")
     ),
+    (
+        "cifar10 path=data labels=CIFAR-10_human.pt kind=human column=worse,aggre --set held_out=0.1 "
+        "--search optuna --trials 2",
+        "column='worse,aggre' would have trials judged by different labels",
+    ),
+    ("toy --set held_out=0.1 --set data.distance=4..9 --search optuna --trials 2", "judged by different labels"),
     ("toy method=ncr,magic --search optuna --trials 2", "method='magic' must be"),
 ]
 

@@ -190,11 +190,15 @@ def _settle(recipe: str, choices: Sequence[Choice], place: int) -> Choice:
 
 
 def _judge(call: Call) -> Any:
-    """What makes validation examples others, or with other labels: held out, they may be as noisy as the rest."""
+    """What makes validation examples others, or with other labels: held out, they may be as noisy as the rest.
+
+    By another path are other features of the same examples, or other examples; who searches there has to know.
+    """
     chosen = call.experiment
+    data = {name: value for name, value in to_tree(chosen.data).items() if name not in ("path", "root")}
     are_noisy = chosen.held_out and chosen.validation_labels == "given"
     noise = to_tree([chosen.noise, chosen.relabeled]) if are_noisy else None
-    return chosen.held_out, chosen.validation_labels, noise
+    return data, chosen.held_out, chosen.validation_labels, noise
 
 
 def _check_validation(recipe: str, call: Call) -> None:
