@@ -2,6 +2,7 @@
 
 import csv
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 from review.conftest import write_run
 
 from nearsay import tables
-from nearsay.commands.clean import clean_run
+from nearsay.commands.clean import clean_run, folder_for
 from nearsay.run import RunError, open_run
 
 
@@ -157,6 +158,13 @@ def test_an_audit_that_is_still_being_written_is_not_read(run):
     finally:
         os.write(go_on, b".")
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("inside", [".", "../run", "within/.."])
+def test_labels_of_the_folder_that_one_is_in_go_beside_it(run, monkeypatch, inside):
+    (run / "within").mkdir()
+    monkeypatch.chdir(run)
+    assert folder_for(clean_run(Path(inside)).given, Path(inside)).resolve() == run.with_name("run-cleaned")
 
 
 def test_an_issue_without_a_suggestion_or_a_score_is_left_to_be_reviewed(run):

@@ -93,6 +93,7 @@ def clean_run(
 
 def folder_for(given: Tensor, run: Path) -> Path:
     """Where a run on these cleaned labels goes: beside the run they are of, and not where others were learned."""
+    run = run if run.name not in ("", "..") else run.resolve()  # "." has no name
     folder = run.with_name(f"{run.name}-cleaned")
     for number in count(2):
         if not folder.exists() or _has_learned(folder, given):
