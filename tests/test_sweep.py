@@ -18,7 +18,7 @@ from nearsay.config import ConfigError
 from nearsay.display import Silent
 from nearsay.host import Stopped
 from nearsay.run import RunError
-from nearsay.sweep import Planned, grid, make_space, run_all, search
+from nearsay.sweep import Planned, grid, make_space, run_all, running, search
 from nearsay.sweep.searching import JOURNAL, StorageError
 
 SMALL = ["data.num_train=200", "data.num_test=100", "batch_size=50", "backbone.hidden=(8,)"]
@@ -165,6 +165,16 @@ def test_a_recipe_that_is_edited_meanwhile_is_run_as_it_was_planned(tmp_path, at
         kept = json.loads((outcome.folder / "experiment.json").read_text())
         assert {key: kept[key] for key in each.call.origin} == each.call.origin
         assert kept["experiment"]["objective"]["kind"] == "CrossEntropy"
+
+
+def test_a_recipe_that_other_runs_are_reading_is_not_written_again(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("from nearsay.recipes.toy import recipe\n")
+    [planned] = grid(str(recipe), ["epochs=1"])
+    path = running._recipe(planned, tmp_path)
+    os.utime(path, (0, 0))
+    assert running._recipe(planned, tmp_path) == path
+    assert os.stat(path).st_mtime == 0
 
 
 def test_runs_that_are_the_same_in_other_words_are_no_further_seeds(tmp_path, capsys):

@@ -212,8 +212,9 @@ def _recipe(planned: Planned, recipes: Path) -> str:
     if "source" not in origin:
         return planned.words[0]
     path = recipes / origin["sha256"] / origin["recipe"]
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(origin["source"], "utf-8", newline="")
+    if not path.is_file():  # or a run that has just begun may read half of it
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(origin["source"], "utf-8", newline="")
     return str(path)
 
 
