@@ -59,7 +59,9 @@ def _parse(words):
     run = verbs.add_parser("run", help="run what is left")
     run.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
     run.add_argument("--labels", type=Path, help="the file of CIFAR-10N; without it, its runs are left out")
-    run.add_argument("--outside", type=Path, help="folder of CIFAR-100; without it, open-set noise is left out")
+    run.add_argument(
+        "--outside", type=Path, help="folder of CIFAR-100; without it, open-set noise from there is left out"
+    )
     run.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
     run.add_argument("--tier", choices=("A", "B", "C"))
     run.add_argument("--seconds", type=_seconds, default=float("inf"), help="when to stop; by default at the end")
