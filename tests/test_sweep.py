@@ -149,6 +149,20 @@ def test_accuracies_by_other_labels_are_told_to_be_so(tmp_path, capsys, held_out
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
+def test_a_result_on_labels_that_were_made_anew_since_is_none_of_a_sweep(tmp_path, capsys, at_once):
+    first, labels = tmp_path / "first", tmp_path / "first" / "propagated.npz"
+    assert cli.main(["train", "toy", "epochs=1", *SET, "--quiet", "--out", str(first)]) == 0
+    words = ["sweep", "toy", "epochs=1", *SET, "--set", f"relabeled=none,{labels}", "--out", str(tmp_path / "runs")]
+    words += ["--quiet", "--at-once", str(at_once)]
+    for k, code in ((50, 0), (50, 0), (2, 70)):
+        assert cli.main(["propagate", str(first), "--k", str(k)]) == 0
+        capsys.readouterr()
+        assert cli.main(words) == code
+    out = capsys.readouterr().out
+    assert f"has learned other labels than relabeled='{labels}' holds now; choose another folder" in out
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
 def test_a_recipe_that_is_edited_meanwhile_is_run_as_it_was_planned(tmp_path, at_once):
     recipe = tmp_path / "mine.py"
     lines = [

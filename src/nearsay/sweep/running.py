@@ -22,7 +22,7 @@ from nearsay.host import PARENT, Stopped, signals
 from nearsay.run import CANNOT_CREATE, LOCKED, Run, RunError
 from nearsay.sweep.planning import Planned
 from nearsay.train import train
-from nearsay.trained import check_same, is_whole, read_result
+from nearsay.trained import check_relabeled, check_same, is_whole, read_result
 
 _PAUSE = 0.05  # seconds between two looks at processes
 _PATIENCE = 30.0  # seconds for which a run in use is waited for: one that a killed sweep has left ends by itself
@@ -134,14 +134,17 @@ def _run(planned: Planned, folder: Path, display: Display | None) -> Outcome:
 def _finished(planned: Planned, folder: Path) -> Outcome | None:
     """The outcome of a run that needs nothing more, None if it does."""
     target = folder / planned.name
-    result = read_result(target)
+    result, run = read_result(target), Run(target)
     if result is None:
         return None
     try:
-        check_same(Run(target), planned.call.experiment)
+        check_same(run, planned.call.experiment)
+        if not is_whole(target):
+            return None
+        check_relabeled(run, planned.call.experiment)
     except (ConfigError, RunError) as error:
         return _failed(planned, target, error)
-    return Outcome(planned.name, planned.words, target, result, is_new=False) if is_whole(target) else None
+    return Outcome(planned.name, planned.words, target, result, is_new=False)
 
 
 def _failed(planned: Planned, target: Path, error: Exception) -> Outcome:
