@@ -1,4 +1,4 @@
-"""The page of all results, made of the records and the queue; only found.md and choices.md are typed by hand."""
+"""The page of all results, made of the records and the queue; only the words of found.md and choices.md are typed."""
 
 import itertools
 from collections import Counter
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nearsay.results import field, questions, variations
 from nearsay.results.field import CLEANLAB, LEAST_DETECTION, TARGETS
+from nearsay.results.filling import fill
 from nearsay.results.numbers import CHANGED, NOTHING, Numbers, check_doubles, difference, table
 from nearsay.results.queue import (
     ASYMMETRIC,
@@ -26,7 +27,7 @@ from nearsay.results.queue import (
 )
 from nearsay.results.record import Record, changed_since, check_queued, device_seconds, read_records
 
-FOUND, CHOICES = "found.md", "choices.md"  # written by hand
+FOUND, CHOICES = "found.md", "choices.md"  # written by hand, but for the numbers of records
 _TIERS: dict[Tier, str] = {
     "A": "short, one seed: five methods under four kinds of noise",
     "B": "paper's length, three seeds: the headline cells",
@@ -45,6 +46,7 @@ def make_page(folder: Path) -> str:
         check_queued(record, wanted)
     check_doubles(records, folder)
     changed = {name: found for name, record in records.items() if (found := changed_since(record))}
+    everything = Numbers(records=records, changed=frozenset(changed))
     blocks = [
         "# Results",
         "Made by `nearsay results` from the files in [results](../results), one for each run, and not to be edited. "
@@ -52,20 +54,24 @@ def make_page(folder: Path) -> str:
         *_rules(records),
         *_progress(wanted, records.keys() - changed.keys()),
         "## What was found, and what fell short",
-        _written(folder / FOUND),
+        _written(folder / FOUND, everything),
     ]
     for protocol in EPOCHS:
         numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
         blocks += [*_protocol(protocol, numbers, wanted), *variations.section(numbers, wanted)]
-    blocks += [*_changed(changed), "## How `nearsay` came to be as it is", _written(folder / CHOICES)]
+    blocks += [*_changed(changed), "## How `nearsay` came to be as it is", _written(folder / CHOICES, everything)]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
 
 
-def _written(path: Path) -> str:
+def _written(path: Path, numbers: Numbers) -> str:
     try:
-        return path.read_text("utf-8").strip() if path.exists() else "Not written yet."
+        text = path.read_text("utf-8").strip() if path.exists() else "Not written yet."
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; write it again as a text in UTF-8") from error
+    try:
+        return fill(text, numbers)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _of(protocol: Protocol, records: dict[str, Record]) -> dict[str, Record]:
