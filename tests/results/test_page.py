@@ -6,7 +6,20 @@ import pytest
 
 from nearsay import cli
 from nearsay.results.page import make_page
-from nearsay.results.queue import BY_KEY, OPEN_SET, RATES, RELEASED, STAGES, Wanted, ablated, cell, leak
+from nearsay.results.queue import (
+    BY_KEY,
+    OPEN_SET,
+    PARTS,
+    PARTS_COLUMNS,
+    RATES,
+    RELEASED,
+    STAGES,
+    Wanted,
+    ablated,
+    cell,
+    leak,
+    without,
+)
 from nearsay.results.record import take
 from nearsay.results.writing import stale_files, write_results
 from results.stand_in import record
@@ -163,6 +176,30 @@ def test_directions_that_are_as_good_tie(tmp_path, more):
     ]
     told = f"`paper` is ahead at {more} of 3 noise rates on held-out examples; on average they tie (one seed of"
     assert f"{told} each setting)." in page(tmp_path, *made)
+
+
+def test_what_a_part_of_our_method_is_worth_is_a_difference_on_held_out_examples(tmp_path):
+    key, part = PARTS_COLUMNS[1], PARTS[5]
+    whole, less = record(without(key, None), 0.94, held_out=0.58), record(without(key, part), 0.95, held_out=0.57)
+    assert lines(page(tmp_path / "alone", less), part.title, "### What each part")[0][5:] == [
+        "57.00",
+        "–",
+        "95.00",
+        "1.0",
+    ]
+    text = page(tmp_path, whole, less)
+    assert lines(text, "nothing", "### What each part")[0][2:] == [
+        "not run",
+        "–",
+        "not run",
+        "58.00",
+        "–",
+        "94.00",
+        "1.0",
+    ]
+    found = lines(text, part.title, "### What each part")[0]
+    assert found[1:] == ["`objective.kinship=0`", "not run", "–", "not run", "57.00", "−1.00", "95.00", "1.0"]
+    assert "### Variations" not in text
 
 
 def test_a_run_of_other_settings_than_the_recipe_has_now_is_marked(tmp_path):

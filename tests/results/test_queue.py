@@ -13,6 +13,8 @@ from nearsay.results.queue import (
     EPOCHS,
     HUMAN,
     METHODS,
+    PARTS,
+    PARTS_COLUMNS,
     PLACES,
     RATES,
     Point,
@@ -22,6 +24,7 @@ from nearsay.results.queue import (
     leak,
     queue,
     read_queue,
+    without,
     write_queue,
 )
 
@@ -100,6 +103,26 @@ def test_the_recipe_takes_every_run_and_says_what_its_name_says():
     assert trees["short-held-out-symmetric-20-ncr-paper-alpha-0.9-k-all-e-0-seed-0"].objective.k is None
     held = trees["short-held-out-symmetric-40-ncr-released-alpha-0.7-k-10-e-0-seed-0"]
     assert (held.held_out, held.objective.alpha, held.objective.variant) == (5000, 0.7, "released")
+
+
+def test_every_part_of_our_method_is_left_out_once_and_alone():
+    def settings(wanted):
+        recipe, *words = wanted.words(PLACES)
+        return config.to_tree(config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides).experiment)
+
+    for key, part in product(PARTS_COLUMNS, PARTS):
+        assert {without(key, None).name, without(key, part).name} <= names()
+        field, value = part.override.split("=")
+        changed = [
+            each.split(":")[0]
+            for each in config.differences(settings(without(key, None)), settings(without(key, part)))
+        ]
+        assert changed == [field], part
+        assert value in ("0", "1", "none")
+    assert settings(without("human-worse", None))["held_out"] == 5000
+    fields = {part.override.split("=")[0].removeprefix("objective.") for part in PARTS}
+    weights = {"strictness", "sure", "label_power", "strong", "closeness", "kinship"}
+    assert fields == {"mixup", *weights}  # all that is learned from, but for neighbors and averages as such
 
 
 def test_the_settings_that_are_not_varied_are_those_of_the_recipe():

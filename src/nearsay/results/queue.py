@@ -120,6 +120,26 @@ STAGES: dict[str, tuple[Point, ...]] = {
 RELEASED = tuple(Point(alpha=alpha, variant="released") for alpha in RELEASED_ALPHAS)
 
 
+class Part(NamedTuple):
+    """Something that `nearsay` does, and the change that leaves it out."""
+
+    key: str  # in the names of runs
+    title: str
+    override: str
+
+
+PARTS = (
+    Part("vote", "labels weighed by the vote of their neighbors", "objective.strictness=0"),
+    Part("beliefs", "sure beliefs in the place of labels", "objective.sure=1"),
+    Part("given-label", "the given label against a belief", "objective.label_power=0"),
+    Part("strong-view", "learning from the strong view", "objective.strong=0"),
+    Part("closeness", "its features near those of the teacher", "objective.closeness=0"),
+    Part("kinship", "kinship of examples in doubt", "objective.kinship=0"),
+    Part("mixup", "mixup", "mixup=none"),
+)
+PARTS_COLUMNS = ("symmetric-80", "human-worse")
+
+
 def queue() -> list[Wanted]:
     """All runs, each once: first what is required, then the rest."""
     found: dict[str, Wanted] = {}
@@ -152,6 +172,14 @@ def ablated(rate: int, point: Point) -> Wanted:
         k, arguments = str(point.k), (*arguments, f"k={point.k}")
     name = f"short-held-out-symmetric-{rate}-ncr-{point.variant}-alpha-{point.alpha}-k-{k}-e-{point.e}"
     return _wanted(name, arguments, "short", 0, "C", overrides)
+
+
+def without(key: str, part: Part | None) -> Wanted:
+    """`nearsay` in a column, without a part of it or as it is, judged as what is ablated."""
+    stem, overrides = f"short-held-out-{key}-nearsay", _COMPILED
+    if part is not None:
+        stem, overrides = f"{stem}-without-{part.key}", (part.override, *overrides)
+    return _wanted(stem, ("method=nearsay", *BY_KEY[key].arguments, "held_out=5000"), "short", 0, "C", overrides)
 
 
 def write_queue(wanted: Iterable[Wanted], done: Iterable[str] = ()) -> str:
@@ -189,12 +217,16 @@ def _headlines() -> Iterator[Wanted]:
 
 def _rest() -> Iterator[Wanted]:
     """What has a target, then the questions with an answer, then the other cells."""
-    for method, column in product(("nearsay", "ncr+elr+"), COLUMNS):
-        yield cell(column, method)
-    yield cell(BY_KEY["human-aggre"], "ncr+mixup")  # for the detection of wrong labels
-    yield from map(leak, PAIRS)
+    for column in COLUMNS:
+        yield cell(column, "nearsay")
     for rate, point in product(reversed(RATES), (Point(), *RELEASED)):
         yield ablated(rate, point)
+    for column in COLUMNS:
+        yield cell(column, "ncr+elr+")
+    yield cell(BY_KEY["human-aggre"], "ncr+mixup")  # for the detection of wrong labels
+    yield from map(leak, PAIRS)
+    for key, part in product(PARTS_COLUMNS, (None, *PARTS)):
+        yield without(key, part)
     for column, method in product(OPEN_SET, OPEN_SET_METHODS):
         yield cell(column, method)
     for method, column in product(METHODS, COLUMNS):
