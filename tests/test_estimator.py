@@ -1,6 +1,7 @@
 """NCRClassifier keeps the contract of scikit-learn, resists wrong labels and finds them."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -251,12 +252,18 @@ def test_a_wrong_parameter_is_named_in_one_sentence(choices, sentence):
         NCRClassifier(**{"epochs": 1, **choices}).fit(rows, np.ones(8, dtype=int))
 
 
-@pytest.mark.parametrize("labels", [["a", "b", None, "a"], [0.0, 1.0, np.nan, 0.0], ["a", "b", float("nan"), "a"]])
-def test_a_missing_label_is_told_with_its_row_and_what_to_do(labels):
-    told = r"label (None|nan) of row 2 is missing; .* unlabeled= names, as in unlabeled=-1, or leave them out"
+@pytest.mark.parametrize(
+    ("labels", "cure"),
+    [(["a", "b", None, "a"], "?"), ([0.0, 1.0, np.nan, 0.0], -1), (["a", "b", float("nan"), "a"], "?")],
+)
+def test_a_missing_label_is_told_with_its_row_and_what_to_do(labels, cure):
+    told = rf"label (None|nan) of row 2 is missing; .* unlabeled= names, as in unlabeled={re.escape(repr(cure))}, or"
+    rows = np.arange(8.0).reshape(4, 2)
     for given in (labels, np.array(labels, dtype=object)):
         with pytest.raises(ValueError, match=told):
-            NCRClassifier(**FAST).fit(np.arange(8.0).reshape(4, 2), given)
+            NCRClassifier(**FAST).fit(rows, given)
+    model = NCRClassifier(**FAST, unlabeled=cure).fit(rows, [*labels[:2], cure, labels[3]])
+    assert model.classes_.tolist() == labels[:2]  # in a list of names -1 would become one of them
 
 
 def test_wrong_data_is_named_in_one_sentence():

@@ -276,11 +276,13 @@ class _Weighted:
 def _refuse_missing(labels: ArrayLike) -> None:
     """Say what to do about a missing label, which scikit-learn would fail to sort; anything else is left to it."""
     cells = np.asarray(labels, dtype=None if hasattr(labels, "__array__") else object)  # or NaN among names is "nan"
-    for row, label in enumerate(cells.tolist() if cells.ndim == 1 and cells.dtype.kind in "fO" else ()):
+    known = cells.tolist() if cells.ndim == 1 and cells.dtype.kind in "fO" else []
+    for row, label in enumerate(known):
         if is_missing(label):
+            other = "?" if any(isinstance(each, str) for each in known) else -1  # among names, -1 would become one
             raise ValueError(
                 f"label {label!r} of row {row} is missing; give rows without a label a value of their own that "
-                "unlabeled= names, as in unlabeled=-1, or leave them out"
+                f"unlabeled= names, as in unlabeled={other!r}, or leave them out"
             )
 
 
