@@ -10,6 +10,7 @@ import threading
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 
@@ -552,6 +553,17 @@ def test_a_storage_that_is_lost_on_the_way_leaves_the_runs(tmp_path):
         )
     [run] = (tmp_path / "runs").glob("toy-*")
     assert json.loads((run / "result.json").read_text())["finished"] is True
+
+
+def test_labels_may_be_searched_where_the_data_brings_the_examples_to_judge_by(tmp_path):
+    table, labels = np.eye(8, dtype=np.float32), np.arange(8) % 2
+    arguments, lists = [f"path={tmp_path / 'f.npz'}"], ["relabeled=none,a.npz"]
+    np.savez(tmp_path / "f.npz", features=table, labels=labels, split=["train"] * 6 + ["val", "test"])
+    space = make_space("embeddings", arguments, lists)
+    assert [each.texts for each in space.choices if each.is_open] == [("none", "a.npz")]
+    np.savez(tmp_path / "f.npz", features=table, labels=labels)  # then some of train are held out
+    with pytest.raises(ConfigError, match="would have trials judged by different labels"):
+        make_space("embeddings", arguments, lists)
 
 
 def test_without_optuna_a_search_says_what_to_install(tmp_path, monkeypatch, capsys):

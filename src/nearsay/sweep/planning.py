@@ -100,7 +100,7 @@ def make_space(recipe: str, arguments: Sequence[str], overrides: Sequence[str] =
     first = plan(recipe, _firsts(choices))
     for place, choice in enumerate(choices):
         for text in choice.texts[1:]:
-            if _judge(_plan_with(recipe, choices, place, text).call) != _judge(first.call):
+            if _judges_differ(first.call, _plan_with(recipe, choices, place, text).call):
                 raise ConfigError(
                     f"{choice.key}={quoted(choice.text)} would have trials judged by different labels, and the easiest "
                     "ones would win; give one value"
@@ -189,25 +189,35 @@ def _settle(recipe: str, choices: Sequence[Choice], place: int) -> Choice:
     return choice
 
 
-def _judge(call: Call) -> Any:
-    """What makes validation examples others, or with other labels: held out, they may be as noisy as the rest.
+def _judges_differ(one: Call, other: Call) -> bool:
+    """Whether validation examples are others, or have other labels.
 
     By another path are other features of the same examples, or other examples; who searches there has to know.
     """
+    (data, held_out), (other_data, other_held_out) = _judge(one), _judge(other)
+    return data != other_data or (held_out != other_held_out and not _has_validation(one))
+
+
+def _judge(call: Call) -> tuple[Any, Any]:
+    """What makes validation examples others, and what does so only where they are held out, as noisy as the rest."""
     chosen = call.experiment
     data = {name: value for name, value in to_tree(chosen.data).items() if name not in ("path", "root")}
-    are_noisy = chosen.held_out and chosen.validation_labels == "given"
-    noise = to_tree([chosen.noise, chosen.relabeled]) if are_noisy else None
-    return data, chosen.held_out, chosen.validation_labels, noise
+    noise = to_tree([chosen.noise, chosen.relabeled]) if chosen.validation_labels == "given" else None
+    return (data, chosen.validation_labels), (chosen.held_out, noise if chosen.held_out else None)
+
+
+def _has_validation(call: Call) -> bool:
+    """Whether the data brings validation examples of its own; then none are held out."""
+    try:
+        call.experiment.data.open("validation")
+    except NoSplit:
+        return False
+    return True
 
 
 def _check_validation(recipe: str, call: Call) -> None:
-    if call.experiment.held_out:
-        return
-    try:
-        call.experiment.data.open("validation")
-    except NoSplit as error:
+    if not call.experiment.held_out and not _has_validation(call):
         raise ConfigError(
             f"the recipe {recipe} has no validation examples, and hyper-parameters are never chosen on test; "
             "hold some out with --set held_out=0.1"
-        ) from error
+        )
