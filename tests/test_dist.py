@@ -251,13 +251,14 @@ def test_an_error_that_is_no_other_process_is_left_as_it_is(monkeypatch):
 
 # One of two processes that torchrun would start: what it sees, and how it learns that the other one has gone.
 PROGRAM = """
-import json, torch
+import glob, json, torch
 from nearsay import dist
 
 cpu, seen = torch.device("cpu"), {"launched": dist.launch().rank, "before": dist.num_processes()}
 try:
     with dist.joined(cpu, 20.0):
         rank = seen["rank"] = dist.rank()
+        torch.optim.SGD([torch.ones(1, requires_grad=True)])  # brings the compiler, which looks for groups
         seen["during"] = dist.num_processes()
         wide = torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last) + rank
         tensors = [torch.tensor([1.0, 5.0]) * (1 + rank), torch.tensor(4.0 * rank), wide]
@@ -280,6 +281,8 @@ except ValueError as error:
 except dist.ProcessError as error:
     seen["lost"], seen["code"] = str(error), error.code
 seen["after"] = dist.num_processes()
+names = [open(path).read() for path in glob.glob("/proc/self/task/*/comm")]
+seen["threads"] = [name for name in names if "gloo" in name]
 print(json.dumps(seen))
 """
 
@@ -315,6 +318,11 @@ def test_processes_meet_where_the_environment_says_and_part_again():
         assert (seen["launched"], seen["rank"]) == (rank, rank)
         assert (seen["before"], seen["during"], seen["after"]) == (1, 2, 1)
         assert seen["joined twice"] == "RuntimeError"  # who has joined already is only passed through
+
+
+def test_no_thread_of_the_group_is_left_that_could_abort_a_process_at_its_end():
+    for seen in pair():
+        assert seen["threads"] == []
 
 
 def test_averages_are_the_mean_of_all_processes_in_the_shape_of_each_tensor():

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as distributed
+import torch.distributed.nn.functional  # before there is a group, which it would keep: see `joined`
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -72,7 +73,10 @@ def _variable(name: str, default: int, *, low: int = 0, high: int | None = None)
 
 @contextmanager
 def joined(device: torch.device, timeout: float) -> Iterator[None]:
-    """Work with the other processes that torchrun started, if it did; waits at most `timeout` seconds for them."""
+    """Work with the other processes that torchrun started, if it did; waits at most `timeout` seconds for them.
+
+    At the end nobody may hold the group, or its threads outlive it and can abort a process that is about to end.
+    """
     if launch().size == 1 or distributed.is_initialized():
         yield
         return
