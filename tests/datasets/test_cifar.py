@@ -362,9 +362,11 @@ def test_the_only_column_of_a_hundred_classes_need_not_be_named(tmp_path, monkey
         ({"column": "worse"}, "column='worse' needs labels=, the path of the CIFAR-10N file"),
         (
             {"labels": "a.npz", "column": "worse"},
-            "labels='a.npz' is no .pt or .npz file; expected is the public CIFAR-10_h",
+            "labels='a.npz' is not there; expected is the public CIFAR-10_human.pt, or an .npz",
         ),
-        ({"labels": "a.csv", "column": "worse"}, "labels='a.csv' is no .pt or .npz file"),
+        ({"labels": "a.pt", "column": "worse"}, "labels='a.pt' is not there"),
+        ({"labels": __file__, "column": "worse"}, ".py' is no .pt or .npz; expected is the public CIFAR-10_h"),
+        ({"labels": os.sep, "column": "worse"}, f"labels='{os.sep}' is no .pt or .npz"),
     ],
 )
 def test_a_column_or_file_that_is_not_there_is_refused(ten, fields, complaint):
@@ -385,8 +387,8 @@ def test_labels_of_other_data_are_refused(ten, tmp_path, kind):
     assert re.search(r"worse(_label)? in .* is int64 \(20, 1\)", attempt(worse=worse[:, None]))
     assert re.search("worse.* holds 10; CIFAR-10 has the classes 0 to 9", attempt(worse=worse * 0 + 10))
     assert re.search("worse.* holds -1; CIFAR-10 has", attempt(worse=worse * 0 - 1))
-    assert re.search(r"has no worse labels, only \['clean(_label)?'\]$", attempt(worse=None))
-    assert re.search(r"has no clean labels, only \['worse(_label)?'\]$", attempt(clean=None))
+    assert re.search(r"has no worse labels, only \['clean(_label)?'\]; expected is the public", attempt(worse=None))
+    assert re.search(r"has no clean labels, only \['worse(_label)?'\]; expected is the public", attempt(clean=None))
     assert re.search("is float64 .20,.; it must be|not one of whole numbers|more than arrays", attempt(worse=worse / 1))
 
 
@@ -426,16 +428,21 @@ def test_a_pt_of_other_things_is_refused(ten, tmp_path, value):
     text = refusal(ten.open, "train", labels=tmp_path / "human.pt", column="worse")
     assert "human.pt has no worse labels, only ['clean']" in text or "human.pt is not read: " in text
     torch.save(value, tmp_path / "human.pt")
-    assert "human.pt " in refusal(ten.open, "train", labels=tmp_path / "human.pt", column="worse")
+    text = refusal(ten.open, "train", labels=tmp_path / "human.pt", column="worse")
+    kind = (
+        "labels, only other things; "
+        if isinstance(value, dict)
+        else f"no arrays by name but a {type(value).__name__}; "
+    )
+    assert f"{kind}expected is the public" in text or "human.pt is not read: it holds more than arrays;" in text
 
 
 def test_an_npz_with_objects_is_refused_unopened(ten, tmp_path):
     np.savez(tmp_path / "human.npz", **human(ten), more=np.array([Hostile(tmp_path / "ran")], dtype=object))
-    assert "human.npz is not read: Object arrays" in refusal(
-        ten.open, "train", labels=tmp_path / "human.npz", column="worse"
-    )
+    said = "human.npz is not read: it is cut short, damaged or of another kind; expected is the public"
+    assert said in refusal(ten.open, "train", labels=tmp_path / "human.npz", column="worse")
     (tmp_path / "human.npz").write_bytes(Hostile(tmp_path / "ran").pickle())
-    assert "human.npz is not read: " in refusal(ten.open, "train", labels=tmp_path / "human.npz", column="worse")
+    assert said in refusal(ten.open, "train", labels=tmp_path / "human.npz", column="worse")
     assert not (tmp_path / "ran").exists()
 
 
@@ -461,7 +468,9 @@ def test_labels_cut_short_are_refused(ten, tmp_path, kind):
     content = path.read_bytes()
     for share in (0, 0.3, 0.6, 0.95):
         path.write_bytes(content[: int(share * len(content))])
-        assert f"{path} is not read: " in refusal(ten.open, "train", labels=path, column="worse")
+        text = refusal(ten.open, "train", labels=path, column="worse")
+        reason = re.search(r" is not read: (.*); expected is the public", text)[1]
+        assert reason.startswith(("it is cut short, damaged or of another kind", "it holds more than", "it asks for "))
 
 
 def packed(data, *, without=(), more=()):

@@ -339,12 +339,12 @@ def _column(name: str, labels: str | Path | None, column: str | None) -> str:
 
 def _human_labels(path: Path, column: str, clean: Tensor, num_classes: int, title: str) -> Tensor:
     """(N,) annotations of CIFAR-N, whose own clean labels show that they are in the order of the images."""
-    arrays = _label_arrays(path, title)
-    found = {}
+    expected = f"expected is the public {title}_human.pt, or an .npz with the same arrays"
+    arrays, found = _label_arrays(path, expected), {}
     for name in ("clean", column):
         present = [key for key in (name, _PUBLIC_NAMES[name]) if key in arrays]
         if not present:
-            raise ValueError(f"{path} has no {name} labels, only {sorted(arrays)[:9]}")
+            raise ValueError(f"{path} has no {name} labels, only {sorted(arrays)[:9] or 'other things'}; {expected}")
         values = arrays[present[0]]
         if values.dtype.kind not in "iu" or values.shape != clean.shape:
             raise ValueError(
@@ -361,10 +361,9 @@ def _human_labels(path: Path, column: str, clean: Tensor, num_classes: int, titl
     return found[column]
 
 
-def _label_arrays(path: Path, title: str) -> Mapping[str, NDArray[Any]]:
-    expected = f"expected is the public {title}_human.pt, or an .npz with the same arrays"
+def _label_arrays(path: Path, expected: str) -> Mapping[str, NDArray[Any]]:
     if path.suffix not in (".pt", ".npz") or not path.is_file():
-        raise ValueError(f"labels={str(path)!r} is no .pt or .npz file; {expected}")
+        raise ValueError(f"labels={str(path)!r} is {'no .pt or .npz' if path.exists() else 'not there'}; {expected}")
     try:
         size = path.stat().st_size
         if zipfile.is_zipfile(path):
@@ -375,7 +374,9 @@ def _label_arrays(path: Path, title: str) -> Mapping[str, NDArray[Any]]:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return {key: arrays[key] for key in arrays.files}
-        items = [(str(key), value) for key, value in _load_pt(path).items()]
+        if not isinstance(loaded := _load_pt(path), Mapping):
+            raise ValueError(f"it holds no arrays by name but a {type(loaded).__name__}")
+        items = [(str(key), value) for key, value in loaded.items()]
         found = {key: value.values for key, value in items if isinstance(value, _Array)}
         return found | {key: value.detach().numpy() for key, value in items if isinstance(value, Tensor)}
     except Exception as error:  # what is no such file, or a hostile one, can raise anything
@@ -383,16 +384,17 @@ def _label_arrays(path: Path, title: str) -> Mapping[str, NDArray[Any]]:
         if isinstance(error, pickle.UnpicklingError):  # torch would advise to trust the file
             asked = re.search(r"GLOBAL ([\w.]+)", str(error))
             reason = f"it asks for {asked[1]}" if asked else "it holds more than arrays"
+        elif not reason.startswith("it ") and not isinstance(error, PermissionError):  # what torch and numpy would say
+            reason = "it is cut short, damaged or of another kind"
         raise ValueError(f"{path} is not read: {reason}; {expected}") from error
 
 
-def _load_pt(path: Path) -> dict[object, object]:
+def _load_pt(path: Path) -> object:
     """A file of torch.save in which nothing is allowed but tensors, arrays and containers."""
     allowed = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()  # what the rest of the program trusts is not trusted here
     try:
         with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in _STAND_INS.items()]):
-            loaded: dict[object, object] = torch.load(path, map_location="cpu", weights_only=True)
-            return loaded
+            return torch.load(path, map_location="cpu", weights_only=True)
     finally:
         torch.serialization.add_safe_globals(allowed)
