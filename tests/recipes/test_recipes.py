@@ -304,6 +304,15 @@ def test_alpha_follows_the_variant_unless_it_is_given():
     assert made("cifar10", variant="released", alpha=0.2, k=5).objective == NCR(alpha=0.2, k=5, variant="released")
 
 
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "clothing1m", "mini_imagenet", "webvision"])
+def test_neighbors_may_be_all_of_the_batch(name):
+    assert made(name, k="all").objective.k is None
+    assert made(name, k=3).objective.k == 3
+    assert made(name).objective.k in (1, 10)
+    with pytest.raises(ValueError, match=r"^k=0 must be a whole number of at least 1, or all$"):
+        made(name, k=0)
+
+
 def test_beside_elr_ncr_is_weak_and_late_as_the_paper_prints():
     assert made("cifar10", method="ncr+elr", epochs=250).objective == NCR(alpha=0.1, start_epoch=50, base=ELR())
     elr = ELR(beta=0.9, weight=7.0)

@@ -11,7 +11,7 @@ from nearsay.models import PreActResNet18, ResNet
 from nearsay.noise import InstanceDependent, OpenSet, Symmetric
 from nearsay.objectives import ELR, NCR
 from nearsay.optim import SGD, Cosine, CosineRestarts, MultiStep, Schedule
-from nearsay.recipes._paper import Start, length
+from nearsay.recipes._paper import Neighbors, Start, length, neighbors
 from nearsay.recipes.methods import Method, choose, warmup
 
 Protocol = Literal["short", "paper", "elr"]
@@ -98,12 +98,12 @@ def common_noise(rate: float, kind: str, seed: int) -> Noise | None:
 
 
 def make_ncrs(
-    training: Training, *, alpha: float | None, k: int | None, start: Start | None, variant: Variant
+    training: Training, *, alpha: float | None, k: Neighbors | None, start: Start | None, variant: Variant
 ) -> tuple[NCR, NCR]:
     """NCR alone, as the paper's ablation finds best wherever there is noise; and beside ELR, as the paper prints."""
     alone = NCR(
         alpha=ALPHAS[variant] if alpha is None else alpha,
-        k=10 if k is None else k,
+        k=neighbors(k, 10),
         start_epoch=0.0 if start is None else start,
         variant=variant,
     )

@@ -13,7 +13,7 @@ from nearsay.objectives import ELR
 from nearsay.optim import CosineRestarts, MultiStep
 from nearsay.recipes import _cifar
 from nearsay.recipes._cifar import Protocol, Training, Variant
-from nearsay.recipes._paper import Start, pick
+from nearsay.recipes._paper import Neighbors, Start, pick
 from nearsay.recipes.methods import Method, check_of_use
 
 Kind = Literal[
@@ -58,7 +58,7 @@ def recipe(
     epochs: float | None = None,
     seed: int = 0,
     alpha: float | None = None,
-    k: int | None = None,
+    k: Neighbors | None = None,
     start: Start | None = None,
     variant: Variant = "paper",
     noise_per_network: bool = False,
@@ -91,7 +91,7 @@ def recipe(
         epochs: how long to train; none is as long as the protocol, and milestones and starts follow in proportion.
         seed: of the weights, the order, the augmentation and the noise.
         alpha: weight of the NCR term; none is 0.9, for variant=released 0.7, and 0.1 beside ELR.
-        k: neighbors of NCR; none is 10.
+        k: neighbors of NCR, or all of the batch; none is 10.
         start: epoch from which NCR is used, or auto; none is 0, and beside ELR that of the protocol.
         variant: NCR as the paper prints it, or as its released code computes it.
         noise_per_network: give the second network other noise, as the public ELR+ does by mistake.

@@ -8,7 +8,7 @@ from nearsay.experiment import Experiment
 from nearsay.models import ResNet
 from nearsay.objectives import NCR
 from nearsay.optim import SGD, Cosine
-from nearsay.recipes._paper import Start, length, start_epoch
+from nearsay.recipes._paper import Neighbors, Start, length, neighbors, start_epoch
 from nearsay.recipes.methods import WebMethod, check_of_use, choose, warmup
 
 EPOCHS = 80
@@ -23,7 +23,7 @@ def recipe(
     epochs: float | None = None,
     seed: int = 0,
     alpha: float | None = None,
-    k: int | None = None,
+    k: Neighbors | None = None,
     start: Start | None = None,
 ) -> Experiment:
     """Clothing1M on one ResNet-50 that knows ImageNet, 80 epochs of 1000 batches with all classes alike.
@@ -43,14 +43,14 @@ def recipe(
         epochs: how long to train, in units of 1000 batches; none is 80, and the start of NCR follows in proportion.
         seed: of the classifier, the order and the augmentation.
         alpha: weight of the NCR term; none is 0.9.
-        k: neighbors of NCR; none is 1.
+        k: neighbors of NCR, or all of the batch; none is 1.
         start: epoch from which NCR is used, or auto; none is 40.
     """
     check_of_use(method, alpha=alpha, k=k, start=start)
     num_epochs = length(epochs, EPOCHS)
     ncr = NCR(
         alpha=0.9 if alpha is None else alpha,
-        k=1 if k is None else k,
+        k=neighbors(k, 1),
         start_epoch=start_epoch(start, 40, num_epochs / EPOCHS),
     )
     choice = choose(method, ncr=ncr)

@@ -9,7 +9,7 @@ from nearsay.experiment import Experiment
 from nearsay.models import ResNet
 from nearsay.objectives import ELR, NCR
 from nearsay.optim import SGD, Cosine
-from nearsay.recipes._paper import Start, length, pick, start_epoch
+from nearsay.recipes._paper import Neighbors, Start, length, neighbors, pick, start_epoch
 from nearsay.recipes.methods import Method, check_of_use, choose, warmup
 
 Color = Literal["red", "blue"]
@@ -43,7 +43,7 @@ def recipe(
     epochs: float | None = None,
     seed: int = 0,
     alpha: float | None = None,
-    k: int | None = None,
+    k: Neighbors | None = None,
     start: Start | None = None,
 ) -> Experiment:
     """Mini-ImageNet-Red and -Blue on one ResNet-18 at 224 pixels.
@@ -69,7 +69,7 @@ def recipe(
         epochs: how long to train; none is 130, and the start of NCR follows in proportion.
         seed: of the weights, the order and the augmentation.
         alpha: weight of the NCR term; none is that of the table for this noise.
-        k: neighbors of NCR; none is that of the table for this noise.
+        k: neighbors of NCR, or all of the batch; none is that of the table for this noise.
         start: epoch from which NCR is used, or auto; none is that of the table.
     """
     check_of_use(method, alpha=alpha, k=k, start=start)
@@ -78,7 +78,7 @@ def recipe(
     is_released = hyper == "released"
     ncr = NCR(
         alpha=row.alpha if alpha is None else alpha,
-        k=row.k if k is None else k,
+        k=neighbors(k, row.k),
         start_epoch=start_epoch(start, row.start, num_epochs / EPOCHS),
         variant=hyper,
     )

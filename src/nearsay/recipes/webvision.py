@@ -9,7 +9,7 @@ from nearsay.experiment import Experiment
 from nearsay.models import CosineHead, ResNet
 from nearsay.objectives import NCR
 from nearsay.optim import SGD, Cosine
-from nearsay.recipes._paper import Start, length, pick
+from nearsay.recipes._paper import Neighbors, Start, length, neighbors, pick
 from nearsay.recipes.methods import WebMethod, check_of_use, choose, warmup
 
 Subset = Literal["mini", "full"]
@@ -26,7 +26,7 @@ def recipe(
     epochs: float | None = None,
     seed: int = 0,
     alpha: float | None = None,
-    k: int | None = None,
+    k: Neighbors | None = None,
     start: Start | None = None,
 ) -> Experiment:
     """WebVision on one ResNet-50 with a cosine classifier, 130 epochs.
@@ -48,14 +48,12 @@ def recipe(
         epochs: how long to train; none is 130.
         seed: of the weights, the order and the augmentation.
         alpha: weight of the NCR term; none is 0.5.
-        k: neighbors of NCR; none is 10.
+        k: neighbors of NCR, or all of the batch; none is 10.
         start: epoch from which NCR is used, or auto; none is 0.
     """
     check_of_use(method, alpha=alpha, k=k, start=start)
     num_epochs = length(epochs, 130)
-    ncr = NCR(
-        alpha=0.5 if alpha is None else alpha, k=10 if k is None else k, start_epoch=0.0 if start is None else start
-    )
+    ncr = NCR(alpha=0.5 if alpha is None else alpha, k=neighbors(k, 10), start_epoch=0.0 if start is None else start)
     choice = choose(method, ncr=ncr)
     batch_size = pick("subset", subset, BATCH_SIZES)
     num_classes = 50 if subset == "mini" else 1000
