@@ -211,7 +211,7 @@ def test_a_name_that_no_file_can_have_is_no_recipe(name):
         ("cifar10", "path=x kind=odd", "kind='odd' must be one of symmetric, symmetric-strict, asymmetric, "),
         ("cifar10", "path=x start=soon", "start='soon' must be auto, or a number, or none"),
         ("cifar10", "path=x protocol=long", "protocol='long' must be one of short, paper, elr"),
-        ("cifar10", "path=x noise_per_network=yes", "noise_per_network=True needs networks=2 and a noise"),
+        ("cifar10", "path=x noise_per_network=yes", "noise_per_network=true is for two networks, and method='ncr' has"),
         ("mini_imagenet", "path=x noise=0.3", "noise=0.3 must be one of 0.0, 0.2, 0.4, 0.8"),
         ("mini_imagenet", "path=x color=green", "color='green' must be one of red, blue"),
         ("webvision", "path=x subset=tiny", "subset='tiny' must be one of mini, full"),

@@ -313,6 +313,26 @@ def test_neighbors_may_be_all_of_the_batch(name):
         made(name, k=0)
 
 
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        (
+            {"method": "standard", "variant": "released"},
+            "variant='released' is of NCR, which method='standard' does not",
+        ),
+        (
+            {"method": "ncr", "noise_per_network": True},
+            "is for two networks, and method='ncr' has one; take elr+ or ncr+",
+        ),
+        ({"method": "elr+", "noise_per_network": True, "noise": 0}, "needs noise that is made here, such as kind="),
+    ],
+)
+def test_a_choice_that_would_have_no_effect_is_refused_in_the_words_of_the_recipe(name, choices, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        made(name, **choices)
+
+
 def test_beside_elr_ncr_is_weak_and_late_as_the_paper_prints():
     assert made("cifar10", method="ncr+elr", epochs=250).objective == NCR(alpha=0.1, start_epoch=50, base=ELR())
     elr = ELR(beta=0.9, weight=7.0)

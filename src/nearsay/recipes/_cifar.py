@@ -130,6 +130,12 @@ def make_experiment(
     seed: int,
 ) -> Experiment:
     """One network or two for small images, trained as the protocol says."""
+    if noise_per_network and not is_pair(method):
+        raise ValueError(
+            f"noise_per_network=true is for two networks, and method={method!r} has one; take elr+ or ncr+elr+"
+        )
+    if noise_per_network and noise is None:
+        raise ValueError("noise_per_network=true needs noise that is made here, such as kind=symmetric noise=0.4")
     ncr, beside_elr = ncrs
     choice = choose(method, ncr=ncr, beside_elr=beside_elr, elr=elr, mixup=Mixup(alpha=1.0))
     return Experiment(

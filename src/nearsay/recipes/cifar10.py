@@ -96,7 +96,7 @@ def recipe(
         variant: NCR as the paper prints it, or as its released code computes it.
         noise_per_network: give the second network other noise, as the public ELR+ does by mistake.
     """
-    check_of_use(method, alpha=alpha, k=k, start=start)
+    check_of_use(method, alpha=alpha, k=k, start=start, variant=None if variant == "paper" else variant)
     _cifar.check_labels(kind, labels, column)
     _cifar.check_outside(kind, outside, "CIFAR-100")
     if kind == "human" and column is None:
