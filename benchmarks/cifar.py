@@ -39,6 +39,7 @@ from nearsay.results.record import MERGED, device_seconds, make_record, read_rec
 from nearsay.train import train
 
 ROOT = Path(__file__).parents[1]
+OPTIONS = {"path": "data", "labels": "labels", "outside": "outside"}  # of arguments of the recipe
 LONGER = 1.08  # a run may take so many times as long as the longest like it
 ENDING = 8.0  # seconds, to write the last predictions and this file
 
@@ -59,11 +60,9 @@ def _parse(words):
     run = verbs.add_parser("run", help="run what is left")
     run.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
     run.add_argument("--labels", type=Path, help="the file of CIFAR-10N; without it, its runs are left out")
-    run.add_argument(
-        "--outside", type=Path, help="folder of CIFAR-100; without it, open-set noise from there is left out"
-    )
+    run.add_argument("--outside", type=Path, help="folder of CIFAR-100; without it, what takes its images is left out")
     run.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
-    run.add_argument("--tier", choices=("A", "B", "C"))
+    run.add_argument("--tier", choices=("A", "B", "C"), help="of docs/results.md; by default all, one after another")
     run.add_argument("--seconds", type=_seconds, default=float("inf"), help="when to stop; by default at the end")
     run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
     run.add_argument(
@@ -74,7 +73,7 @@ def _parse(words):
     )
     run.add_argument("--audit", type=_expression, default="human", help="a regular expression: runs to audit as well")
     run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
-    run.add_argument("--results", type=Path, default=ROOT / "results")
+    run.add_argument("--results", type=Path, default=ROOT / "results", help="what is done; nothing is written there")
     run.add_argument("--again", action="store_true", help="also run what is done")
     run.add_argument("--list", action="store_true", help="print what is left, and run nothing")
     run.add_argument("--split", action="store_true", help="also start what will not end in time, to go on another time")
@@ -107,15 +106,22 @@ def _seconds(text):
 def run_queue(arguments):
     """Run what is left and fits; returns 0 if no run failed and no signal from outside came."""
     deadline = time.monotonic() + arguments.seconds
-    place = {key: str(path.expanduser().absolute()) for key, path in _files(arguments).items() if path is not None}
+    given = {key: getattr(arguments, option) for key, option in OPTIONS.items()}
+    place = {key: str(path.expanduser().absolute()) for key, path in given.items() if path is not None}
     recorded, sharing = read_records(arguments.results), arguments.runs / "sharing"
     known = {name: recorded[name] for name in unchanged(recorded)}
     began, (here, failed) = time.time(), _found(arguments)
     done = set() if arguments.again else {*known, *unchanged(here)}
     left = _left(arguments, done, place, failed)
+    if not left:
+        print("nothing is left of what --tier, --only and the files given choose", file=sys.stderr)
     if arguments.list:
-        print("\n".join(f"{each.tier}  {each.seconds:5.0f} s  {each.name}" for each in left))
+        for each in left:
+            print(f"{each.tier}  {each.seconds:5.0f} s  {each.name}")
         return 0
+    for key, path in place.items():
+        if not Path(path).exists():  # else every run would fail, one after another
+            raise ValueError(f"--{OPTIONS[key]} {path} is not there; give a path that exists, or leave it out")
     for folder in (sharing, arguments.runs / "claims", arguments.runs / "records" / "failed"):
         folder.mkdir(parents=True, exist_ok=True)
     code = 0
@@ -222,7 +228,8 @@ def take_merged(arguments):
         merged = json.loads(arguments.merged.read_text("utf-8"))
         records, failed = list(merged["records"]), dict(merged.get("failed", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{arguments.merged} is no file of this script: {error}") from error
+        cure = f"give the {MERGED} that run has written into its --out"
+        raise ValueError(f"{arguments.merged} is no file of this script: {error}; {cure}") from error
     fresh = take(records, arguments.results, commit=arguments.commit, replace=arguments.replace)
     print(f"{len(fresh)} of {len(records)} results are new in {arguments.results}; nearsay results makes the page.")
     for name, reason in failed.items():
@@ -230,21 +237,16 @@ def take_merged(arguments):
     return 0
 
 
-def _files(arguments):
-    return {"path": arguments.data, "labels": arguments.labels, "outside": arguments.outside}
-
-
 def _left(arguments, done, place, failed):
     """What is to be run: in the order of the queue, but what failed before comes last."""
     wanted = [each for each in read_queue(arguments.queue) if each.name not in done]
     wanted = [each for each in wanted if re.search(arguments.only, each.name)]
     wanted = [each for each in wanted if arguments.tier in (None, each.tier)]
-    for key in ("path", "labels", "outside"):
+    for key in OPTIONS:
         lacking = [each for each in wanted if key in each.needs() and key not in place]
         if lacking:
-            option = {"path": "data"}.get(key, key)
             told = "1 run needs --{} and is" if len(lacking) == 1 else f"{len(lacking)} runs need --{{}} and are"
-            print(f"{told.format(option)} left out", file=sys.stderr)
+            print(f"{told.format(OPTIONS[key])} left out", file=sys.stderr)
         wanted = [each for each in wanted if each not in lacking]
     return sorted(wanted, key=lambda each: each.name in failed)
 

@@ -248,6 +248,26 @@ def test_runs_without_their_files_are_left_out(run):
     assert [line.split()[-1] for line in told.splitlines()] == ["one"]
 
 
+@pytest.mark.parametrize("option", ["--data", "--labels", "--outside"])
+def test_a_path_that_is_not_there_is_told_once_and_before_any_run(tmp_path, capsys, option):
+    (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
+    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert cifar.main(["run", *words, option, str(tmp_path / "nowhere")]) == 65
+    told = capsys.readouterr().err
+    assert told == f"error: {option} {tmp_path / 'nowhere'} is not there; give a path that exists, or leave it out\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_that_nothing_is_left_is_told(tmp_path, capsys):
+    (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
+    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    for more in (["--list"], ["--out", str(tmp_path)]):
+        assert cifar.main(["run", *words, "--only", "two", *more]) == 0
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err == "nothing is left of what --tier, --only and the files given choose\n"
+
+
 def test_how_many_are_left_out_is_told(tmp_path, capsys):
     human = [cell(BY_KEY["human-worse"], method) for method in ("ncr", "elr")]
     for queue, told in ((human, "2 runs need --labels and are left out"), (human[:1], "1 run needs --labels and is")):
@@ -320,6 +340,7 @@ def test_what_is_no_merged_file_is_refused_in_a_sentence(tmp_path, capsys):
         (["run", "--only", "^none$", "--runs", "runs", "--out", "three.json"], 74, "error: three.json: File exists"),
         (["take", "records.json"], 65, "records.json is no file of this script: "),
         (["take", "failed.json"], 65, "failed.json is no file of this script: "),
+        (["take", "none.json"], 65, "none.json'; give the cifar.json that run has written into its --out"),
     ],
 )
 def test_files_that_cannot_be_meant_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, words, code, told):
