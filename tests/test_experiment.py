@@ -32,6 +32,7 @@ def test_an_experiment_is_a_value_of_good_choices():
         ({"bad_images": "ignore"}, "bad_images='ignore' must be one of 'stop', 'skip'"),
         ({"networks": 3}, "networks=3 must be one of 1, 2"),
         ({"held_out": -0.1}, "held_out=-0.1 must be a number of at least 0"),
+        ({"held_out": 1.5}, "held_out=1.5 must be a share below 1 or a whole number of examples"),
         ({"held_out": math.nan}, "held_out=nan must be a number of at least 0"),
         ({"averaging_ramp": -1}, "averaging_ramp=-1 must be a number from 0 to 1e+09"),
         ({"evaluate_every": 0}, "evaluate_every=0 must be a whole number of at least 1"),

@@ -133,7 +133,8 @@ class Experiment:
             raise ValueError("labeled=0 leaves nothing to learn from; give a share above 0")
         if self.noise_per_network and (self.networks == 1 or self.noise is None):
             raise ValueError("noise_per_network=True needs networks=2 and a noise")
-        check_number("held_out", self.held_out, 0)
+        if check_number("held_out", self.held_out, 0) > 1 and self.held_out % 1:
+            raise ValueError(f"held_out={self.held_out} must be a share below 1 or a whole number of examples")
         check_number("averaging_ramp", self.averaging_ramp, 0, 1e9)
         check_whole("evaluate_every", self.evaluate_every, 1)
         check_number("epochs", self.epochs, 0.001, 1e6)
