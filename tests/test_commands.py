@@ -474,6 +474,15 @@ def test_runs_that_differ_in_their_seed_have_a_mean(runs):
     assert [row[0] for row in rows] == ["ncr", "ncr", "ncr: mean ± std", "standard"]
 
 
+def test_a_run_whose_method_was_left_to_the_recipe_is_called_as_one_where_it_was_said(runs, tmp_path):
+    silent = shutil.copytree(runs[1], tmp_path / "silent")
+    tree = json.loads((silent / "experiment.json").read_text())
+    assert tree["arguments"].pop("method") == "ncr"
+    (silent / "experiment.json").write_text(json.dumps(tree))
+    [group] = compare.compare(compare.read_runs([runs[0], silent]))
+    assert [row[0] for row in compare.comparison_cells([group], "test")[1]] == ["ncr", "ncr", "ncr: mean ± std"]
+
+
 def test_a_run_named_twice_counts_once(runs):
     assert len(compare.read_runs([runs[0], runs[0], runs[1]])) == 2
     otherwise = runs[0] / ".." / runs[0].name
