@@ -292,6 +292,7 @@ def test_what_is_written_by_hand_is_taken_word_for_word(tmp_path):
 
 @pytest.mark.parametrize("name", ["found.md", "choices.md"])
 def test_a_file_that_is_no_text_is_named(tmp_path, capsys, name):
+    take([record(cell(WORST, "ncr"))], tmp_path)
     (tmp_path / name).write_bytes(b"\xff\xfe")
     assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
     assert f"{tmp_path / name} cannot be read" in capsys.readouterr().err
@@ -314,6 +315,7 @@ def test_a_record_that_cannot_be_shown_is_named(tmp_path, changes, capsys):
 
 
 def test_a_page_that_is_no_text_is_written_again(tmp_path):
+    take([record(cell(WORST, "ncr"))], tmp_path)
     (tmp_path / "page.md").write_bytes(b"\xff\xfe")
     assert tmp_path / "page.md" in write_results(tmp_path, tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text() == make_page(tmp_path)
@@ -332,6 +334,17 @@ def test_the_command_writes_page_and_queue_and_checks_them(tmp_path, capsys):
     assert {path.name for path in stale_files(folder, out)} == {"page.md", "queue.json"}
     assert write_results(folder, out) == [out, folder / "queue.json"]
     assert "as the results make it" in capsys.readouterr().out
+
+
+def test_a_folder_without_results_takes_the_place_of_no_page(tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "page.md").write_text("The page of other results.\n")
+    for more in ([], ["--check"]):
+        words = ["results", "--results", str(tmp_path / "other"), "--out", str(tmp_path / "page.md"), *more]
+        assert cli.main(words) == 65
+        assert "other holds no result; give the one" in capsys.readouterr().err
+    assert (tmp_path / "page.md").read_text() == "The page of other results.\n"
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_a_missing_folder_is_named(tmp_path, capsys):

@@ -24,8 +24,9 @@ def stale_files(folder: Path, page: Path) -> list[Path]:
 
 def _stale(folder: Path, page: Path) -> dict[Path, bytes]:
     """What the files should hold that are not as the records would make them."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder of results; give the one that benchmarks/cifar.py take writes into")
+    if not any(folder.glob("*.json")):  # of an empty one a page of nothing would take the place of the page there is
+        told = "holds no result" if folder.is_dir() else "is no folder of results"
+        raise ValueError(f"{folder} {told}; give the one that benchmarks/cifar.py take writes into")
     contents = {page: make_page(folder), folder / FILE: write_queue(queue(), unchanged(read_records(folder)))}
     wanted = {path: text.encode() for path, text in contents.items()}
     return {path: content for path, content in wanted.items() if not path.is_file() or path.read_bytes() != content}
