@@ -196,7 +196,7 @@ def test_runs_that_are_the_same_in_other_words_are_no_further_seeds(tmp_path, ca
     command = ["sweep", "toy", "epochs=1", "noise=0.2,.20", "seed=0,1", *SET, "--out", str(tmp_path), "--quiet"]
     assert cli.main(command) == 0
     [line] = [line.split() for line in capsys.readouterr().out.splitlines() if " ± " in line]
-    assert line[:2] == ["NCR", "2"]
+    assert line[:2] == ["ncr", "2"]
     finals = [float(row["test_final"]) for row in rows_of(tmp_path)]
     assert finals[:2] == finals[2:]
     [group] = json.loads((tmp_path / "sweep.json").read_text())["groups"]

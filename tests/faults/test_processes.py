@@ -5,8 +5,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -30,27 +28,7 @@ TOGETHER = {  # residual networks for one step: rounding of 6e-8 parts two such 
     "a mixed residual network": [*DIGITS, "epochs=0.05", "method=ncr+mixup"],
 }
 
-ABORTING = '''
-"""A toy of which something is left that aborts the process once Python is torn down, as a thread of gloo may."""
 
-import atexit
-import os
-
-from nearsay.recipes.toy import recipe as toy
-
-
-class Left:
-    def __del__(self, abort=os.abort):
-        abort()
-
-
-left = Left()
-atexit.register(print, "at exit", flush=True)
-
-
-def recipe():
-    return toy(epochs=1)
-'''
 FORGETFUL = '''
 """A toy whose network draws for itself."""
 
@@ -241,22 +219,6 @@ def check_fault(server, pair, folder, *, fault, draw, launch="fork", words=()):
     assert json.loads((folder / "result.json").read_text())["finished"]  # gloo may abort after all is done
     assert_same(folder, pair)
     return round(waited, 1)
-
-
-def test_what_python_leaves_behind_does_not_undo_two_ranks_that_are_done(tmp_path):
-    recipe = tmp_path / "aborting.py"
-    recipe.write_text(ABORTING)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    words = [sys.executable, "-m", "nearsay", "train", str(recipe), "--out", str(tmp_path / "run"), "--json"]
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    both = [subprocess.Popen(words, env={**shared, **rank}, stdout=subprocess.PIPE, text=True) for rank in ranks]
-    told = [process.communicate(timeout=90)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert told[0].endswith("at exit\n")
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["finished"]
 
 
 def test_two_ranks_survive_a_kill_of_one(server, pair, tmp_path):
