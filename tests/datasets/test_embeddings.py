@@ -65,7 +65,7 @@ def test_given_classes_keep_their_order_and_need_not_occur(tmp_path):
 
 
 def test_a_name_that_only_clean_labels_know_is_outside_the_vocabulary(tmp_path):
-    clean = np.array(["cat", "emu", "dog", "emu", "", "cat"])
+    clean = np.array(["cat", "emu", "dog", "", "owl", "cat"])  # where there is no label, none may be true
     labels = Embeddings(path=npz(tmp_path, x=FEATURES, y=NAMES, clean=clean)).open("train").labels
     assert labels.classes == ("cat", "dog", "yak")
     assert labels.given.tolist() == [0, 2, 1, -1, 2, 0]
@@ -151,6 +151,34 @@ def test_a_clean_column_without_a_value_is_no_clean_column(tmp_path):
     np.save(tmp_path / "x.npy", FEATURES)
     (tmp_path / "y.csv").write_text("label,clean\n" + "0,\n" * 6)
     assert Embeddings(path=tmp_path / "x.npy", labels=tmp_path / "y.csv").open("train").labels.clean is None
+
+
+@pytest.mark.parametrize(("kind", "place"), [("names", "npz"), ("names", "csv"), ("numbers", "csv")])
+def test_clean_labels_of_one_split_alone_leave_those_of_the_other_unknown(tmp_path, kind, place):
+    """Else all labels would count as wrong where nothing is known of them."""
+    given = NAMES if kind == "names" else np.where(NUMBERS < 0, "", NUMBERS.astype(str))
+    truth = np.where(SPLIT == "test", given, "")
+    if place == "npz":
+        wish = {"path": npz(tmp_path, x=FEATURES, y=given, clean=truth, split=SPLIT)}
+    else:
+        np.save(tmp_path / "x.npy", FEATURES)
+        tables.write(
+            tmp_path / "y.csv", {"y": [*given.tolist()], "clean": [*truth.tolist()], "split": [*SPLIT.tolist()]}
+        )
+        wish = {"path": tmp_path / "x.npy", "labels": tmp_path / "y.csv"}
+    assert Embeddings(**wish).open("train").labels.clean is None
+    assert Embeddings(**wish).open("test").labels.clean.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("cells", [["cat", "", "dog", "", "yak", "cat"], ["0", "", "1", "", "2", "0"]])
+def test_a_clean_label_that_is_empty_among_others_is_not_taken_for_a_class_from_outside(tmp_path, cells):
+    """As then the label counted as wrong, of which nothing is known."""
+    np.save(tmp_path / "x.npy", FEATURES)
+    given = NAMES if "cat" in cells else np.where(NUMBERS < 0, "", NUMBERS.astype(str))
+    tables.write(tmp_path / "y.csv", {"label": [*given.tolist()], "clean": cells})
+    text = refusal(tmp_path / "x.npy", tmp_path / "y.csv")
+    assert "row 1 of clean for" in text
+    assert text.endswith("is empty, but not everywhere in this split; fill it in, or leave out clean")
 
 
 def changed(row, column, value, kind=np.float32):

@@ -41,8 +41,9 @@ class Embeddings:
     neither id nor index, and are no index of pandas.
     `labels` is a `.npy`, or a table (CSV, TSV, JSON lines, Parquet) with the column label and perhaps clean and split,
     or with one column and no header. Labels are class numbers, −1 where there is none, or names, empty where there is
-    none; names are sorted unless classes are given, and a clean name that is no class is outside the vocabulary.
-    Without split all examples are for training. In the test split clean labels, where they are known, are also given.
+    none; names are sorted unless classes are given. A clean name that is no class, or a clean −1, is outside the
+    vocabulary; clean may be left empty in all of a split, but not for some of its labels. Without split all examples
+    are for training. In the test split clean labels, where they are known, are also given.
     """
 
     path: str | Path
@@ -65,6 +66,8 @@ class Embeddings:
                 )
         given, clean, classes = _numbers(arrays, path)
         rows = _rows(arrays.get("split"), split, path)
+        if clean is not None and not _is_known(arrays, given, rows, split, path):
+            clean = None
         if rows is not None:
             features, given, clean = features[rows], given[rows], None if clean is None else clean[rows]
         if split == "test" and clean is not None:
@@ -135,7 +138,10 @@ def _read_table(path: Path, columns: Sequence[str] | None = None) -> dict[str, _
     if not keys and columns is None and len(table.header) == 1:
         return {"labels": _cells([*table.header, *table.columns[table.header[0]]])}
     used = {name: key for name, key in keys.items() if name in ("labels", "clean", "split")}
-    return {name: _cells(table.columns[key]) for name, key in used.items() if any(table.columns[key])}
+    arrays = {name: _cells(table.columns[key]) for name, key in used.items() if any(table.columns[key])}
+    if "clean" in arrays:  # where an empty cell would be −1 among numbers, which says that it is known
+        arrays["empty"] = np.array([cell is None for cell in table.columns[used["clean"]]])
+    return arrays
 
 
 def _cells(cells: Sequence[str | None]) -> _Array:
@@ -212,6 +218,23 @@ def _numbers(arrays: dict[str, _Array], path: Path) -> tuple[Tensor, Tensor | No
         raise ValueError(f"no example in {path} has a label; name the classes, or label at least one")
     given, *clean = (torch.from_numpy(values.astype(np.int64)) for values in labels)
     return given, clean[0] if clean else None, tuple(classes)
+
+
+def _is_known(arrays: dict[str, _Array], given: Tensor, rows: Tensor | None, split: str, path: Path) -> bool:
+    """Whether the true labels of a split are there; ValueError where only some are, as the others would seem wrong."""
+    clean = arrays["clean"]
+    empty = arrays.get("empty", np.char.str_len(clean) == 0 if clean.dtype.kind in "SU" else np.zeros(len(clean), bool))
+    is_here = torch.ones(len(given), dtype=torch.bool) if rows is None else rows
+    is_empty = torch.from_numpy(empty) & is_here
+    if is_empty.equal(is_here):
+        return False
+    lacking = (is_empty & (given >= 0)).nonzero()[:, 0]
+    if split != "test" and len(lacking):
+        raise ValueError(
+            f"row {int(lacking[0])} of clean for {path} is empty, but not everywhere in this split; fill it in, or "
+            "leave out clean"
+        )
+    return True
 
 
 def _warn_of_nan(labels: _Array, path: Path) -> None:
