@@ -177,7 +177,17 @@ def test_damaged_weights_to_start_from_are_told_with_their_cure(run, tmp_path, o
         train(replace(made().experiment, init=str(path)), tmp_path / "new")
 
 
+@pytest.mark.parametrize("content", [b"", bytes(3000)], ids=["empty", "zeros"])
+def test_weights_of_a_run_are_made_anew_also_where_nothing_of_them_is_left(run, tmp_path, content):
+    """As after a loss of power."""
+    (run / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"cannot be used \(.*\); remove it and start that run again, which makes it"):
+        train(replace(made().experiment, init=str(run)), tmp_path / "new")
+
+
 def test_a_run_that_has_no_weights_yet_is_told_from_a_wrong_path(run, tmp_path):
+    with pytest.raises(ValueError, match=r"there is no file .*best\.safetensors; give the path of a safetensors file"):
+        train(replace(made().experiment, init=str(run / "best.safetensors")), tmp_path / "new")
     (run / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"there is no file .*model.safetensors; train that run to its end"):
         train(replace(made().experiment, init=str(run)), tmp_path / "new")

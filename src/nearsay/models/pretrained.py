@@ -124,7 +124,7 @@ def _load(module: nn.Module, path: Path, *, skip: Collection[str], cure: str = "
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    is_of_run = (path.parent / "experiment.json").is_file()
+    is_of_run = path.name == "model.safetensors" and (path.parent / "experiment.json").is_file()
     if not path.is_file():
         cure = "train that run to its end" if is_of_run else "give the path of a safetensors file with weights"
         raise ValueError(f"there is no file {path}; {cure}")
@@ -132,7 +132,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_sealed(path)
     except SafetensorError as error:
         reason = first_line(error)
-        if not _begins_well(path):
+        if not is_of_run and not _begins_well(path):
             cure = "convert weights with safetensors.torch.save_file"
             raise ValueError(f"{path} is no safetensors file ({reason}); {cure}") from error
         again = "remove it and start that run again, which makes it anew from its last checkpoint"
