@@ -17,6 +17,8 @@ from nearsay.results.queue import (
     PARTS_COLUMNS,
     PLACES,
     RATES,
+    RELEASED,
+    STAGES,
     Point,
     Wanted,
     ablated,
@@ -87,6 +89,14 @@ def test_every_cell_of_the_tables_is_wanted():
         assert {ablated(rate, Point(k=k)).name for k in (1, 5, 10, 50, 100, None)} <= names()
         assert {ablated(rate, Point(e=start)).name for start in (0, 20, 40, 60, 80)} <= names()
         assert ablated(rate, Point(alpha=0.7, variant="released")).name in names()
+
+
+def test_all_that_decides_between_the_directions_of_kl_comes_together_and_before_more_columns():
+    order = [each.name for each in queue()]
+    points = (*STAGES["alpha"], *RELEASED)
+    places = sorted(order.index(ablated(rate, point).name) for rate in RATES for point in points)
+    assert places == list(range(places[0], places[0] + len(points) * len(RATES)))
+    assert places[-1] < order.index(cell(COLUMNS[0], "ncr+elr+").name)
 
 
 def test_the_recipe_takes_every_run_and_says_what_its_name_says():

@@ -219,7 +219,7 @@ def _rest() -> Iterator[Wanted]:
     """What has a target, then the questions with an answer, then the other cells."""
     for column in COLUMNS:
         yield cell(column, "nearsay")
-    for rate, point in product(reversed(RATES), (Point(), *RELEASED)):
+    for rate, point in product(reversed(RATES), (*STAGES["alpha"], *RELEASED)):
         yield ablated(rate, point)
     for column in COLUMNS:
         yield cell(column, "ncr+elr+")
