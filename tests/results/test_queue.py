@@ -135,6 +135,13 @@ def test_every_part_of_our_method_is_left_out_once_and_alone():
     assert fields == {"mixup", *weights}  # all that is learned from, but for neighbors and averages as such
 
 
+def test_the_commands_of_the_ablation_differ_in_the_values_alone():
+    plain = ablated(40, Point()).command()
+    for value in ("1", "all"):
+        k = None if value == "all" else int(value)
+        assert ablated(40, Point(k=k)).command() == plain.replace(" k=10 ", f" k={value} ")
+
+
 def test_the_settings_that_are_not_varied_are_those_of_the_recipe():
     recipe = cifar10.recipe(Path("data"), method="ncr").objective
     assert (recipe.alpha, recipe.k, recipe.start_epoch) == (Point().alpha, Point().k, Point().e)

@@ -163,15 +163,10 @@ def leak(method: str) -> Wanted:
 
 def ablated(rate: int, point: Point) -> Wanted:
     """NCR with a setting of its own, judged on 5 000 examples that it is not trained on."""
-    settings = (f"alpha={point.alpha}", f"start={point.e}", f"variant={point.variant}", "held_out=5000")
-    arguments: tuple[str, ...] = ("method=ncr", "kind=symmetric", f"noise={rate / 100}", *settings)
-    k, overrides = "all", _COMPILED
-    if point.k is None:  # of the batch; the recipe's own none is its default
-        overrides = ("objective.k=none", *overrides)
-    else:
-        k, arguments = str(point.k), (*arguments, f"k={point.k}")
+    k = "all" if point.k is None else point.k
+    settings = (f"alpha={point.alpha}", f"start={point.e}", f"variant={point.variant}", "held_out=5000", f"k={k}")
     name = f"short-held-out-symmetric-{rate}-ncr-{point.variant}-alpha-{point.alpha}-k-{k}-e-{point.e}"
-    return _wanted(name, arguments, "short", 0, "C", overrides)
+    return _wanted(name, ("method=ncr", "kind=symmetric", f"noise={rate / 100}", *settings), "short", 0, "C")
 
 
 def without(key: str, part: Part | None) -> Wanted:
