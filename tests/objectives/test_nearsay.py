@@ -294,6 +294,20 @@ def test_a_belief_that_is_not_sure_replaces_nothing():
     assert loss.terms["sure"] == 0
 
 
+@pytest.mark.parametrize(
+    ("without", "idle"), [({"strictness": 0.0}, {"kinship": 0.0}), ({"sure": 1.0}, {"label_power": 0.0})]
+)
+def test_what_needs_a_part_goes_with_it(without, idle):  # as docs/results.md says of what each part is worth
+    outputs, batch = make_batch()
+    batch = replace(batch, targets=batch.targets.where(batch.targets.sum(dim=1, keepdim=True) > 0, 1 / C))
+
+    def total(**settings):
+        objective = replace(OBJECTIVE, **settings)
+        return objective(outputs, batch, torch.tensor(3.0), make_memory(), "neighbors").total
+
+    assert total(**without) == total(**without, **idle) != total(**idle)
+
+
 def test_it_needs_a_teacher_and_a_stage_of_its_own():
     outputs, batch = make_batch()
     with pytest.raises(ValueError, match=r"teacher=Outputs\(features, logits\) of averaged weights.*self_taught=True"):

@@ -200,6 +200,7 @@ def test_what_a_part_of_our_method_is_worth_is_a_difference_on_held_out_examples
     found = lines(text, part.title, "### What each part")[0]
     assert found[1:] == ["`objective.kinship=0`", "not run", "–", "not run", "57.00", "−1.00", "95.00", "1.0"]
     assert "### Variations" not in text
+    assert "without the vote no label is in doubt, so that kinship has no part either" in text
 
 
 def test_a_run_of_other_settings_than_the_recipe_has_now_is_marked(tmp_path):
