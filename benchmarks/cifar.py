@@ -40,6 +40,7 @@ from nearsay.train import train
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = {"path": "data", "labels": "labels", "outside": "outside"}  # of arguments of the recipe
+AUDITED = "^(paper|short)-human-(aggre|worse)-"  # the runs of which docs/results.md tells what an audit finds
 LONGER = 1.08  # a run may take so many times as long as the longest like it
 ENDING = 8.0  # seconds, to write the last predictions and this file
 
@@ -71,7 +72,7 @@ def _parse(words):
     run.add_argument(
         "--keep", type=_expression, default="$^", help="a regular expression: run folders that stay once recorded"
     )
-    run.add_argument("--audit", type=_expression, default="human", help="a regular expression: runs to audit as well")
+    run.add_argument("--audit", type=_expression, default=AUDITED, help="a regular expression: runs to audit as well")
     run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
     run.add_argument("--results", type=Path, default=ROOT / "results", help="what is done; nothing is written there")
     run.add_argument("--again", action="store_true", help="also run what is done")

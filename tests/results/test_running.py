@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
 
 import cifar
@@ -17,7 +18,8 @@ import torch
 
 from nearsay.experiment import Machine
 from nearsay.host import hardware
-from nearsay.results.queue import BY_KEY, Wanted, cell, write_queue
+from nearsay.results.field import CLEANLAB
+from nearsay.results.queue import BY_KEY, EPOCHS, METHODS, Wanted, cell, write_queue
 from nearsay.results.record import read_records, take
 from results.stand_in import record
 
@@ -194,6 +196,15 @@ def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before
     assert 0 < records["one"]["device_seconds"] < 0.6 * records["one"]["seconds"]
     assert records["resumed"]["seconds"] == 1000.0
     assert 900 < records["resumed"]["device_seconds"] < 1000.0
+
+
+def test_those_runs_are_audited_whose_audit_the_page_shows():
+    columns = [BY_KEY[key] for key in CLEANLAB]
+    cells = {cell(*each, protocol=protocol).name for each in product(columns, METHODS) for protocol in EPOCHS}
+    names = [
+        each.name for each in cifar.read_queue(cifar.ROOT / "results" / cifar.FILE) if each.arguments[-1][-1] == "0"
+    ]
+    assert {name for name in names if re.search(cifar.AUDITED, name)} == cells & {*names}
 
 
 def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(tmp_path, another, monkeypatch):
