@@ -83,7 +83,7 @@ def _rules(records: dict[str, Record]) -> list[str]:
     where = f"on {' and '.join(hardware)}" if hardware else "of the machine that ran them"
     return [
         "- An accuracy is that of the final epoch on the clean test set, in percent: of one run, or the mean ± "
-        "standard deviation (n − 1) over n seeds. The best epoch stands in the list of runs alone.\n"
+        "standard deviation (n − 1) over n seeds. Of the tables, only the lists of runs have the best epoch.\n"
         "- All 50 000 images are trained on and none is held out, as the recipe's protocols have it, except where a "
         "setting is chosen; the public ELR code holds out 5 000, and so may the paper.\n"
         "- Symmetric noise redraws that share of the labels over all classes, so that at 40 % about 36 % are wrong; "
