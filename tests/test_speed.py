@@ -48,7 +48,8 @@ def test_what_is_told_of_the_loss_is_what_was_measured(column, name):
 
 
 def test_how_the_loss_grows_and_is_replayed_is_what_was_measured():
-    assert_told(row("growth of peak memory")[0], measured("loss-cpu")["summary"]["most_memory_per_doubling"])
+    for text, name in zip(row("growth of peak memory"), ("loss-cpu", "loss-cuda"), strict=True):
+        assert_told(text.split()[0], measured(name)["summary"]["most_memory_per_doubling"])
     rows = [each for each in measured("loss-cuda")["rows"] if "ours_graph_ms" in each and each["m"] <= 1024]
     ratios = [each["released_graph_ms"] / each["ours_graph_ms"] for each in rows]
     for text, ratio in zip(row("replayed")[1].split(" to "), (min(ratios), max(ratios)), strict=True):
