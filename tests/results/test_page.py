@@ -1,5 +1,6 @@
 import json
 import statistics
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from nearsay.results.queue import (
     PARTS,
     PARTS_COLUMNS,
     RATES,
-    RELEASED,
     STAGES,
+    VARIANTS,
     Wanted,
     ablated,
     cell,
@@ -160,7 +161,7 @@ def test_the_better_direction_is_named_by_held_out_examples(tmp_path):
     made = [
         record(ablated(rate, point), 0.9, held_out=0.60 + (0.02 if point.variant == "released" else 0) + shift)
         for rate, shift in zip(RATES, (0.3, 0.2, 0.1), strict=True)
-        for point in (*STAGES["alpha"], *RELEASED)
+        for point in chain(*VARIANTS.values())
     ]
     assert "`paper` is ahead at 0 of 3 noise rates" in (text := page(tmp_path, *made))
     assert "points (one seed of each setting)." in text
@@ -172,7 +173,7 @@ def test_directions_that_are_as_good_tie(tmp_path, more):
     made = [
         record(ablated(rate, point), 0.9, held_out=0.7 + (0.01 * sign * more if point.variant == "released" else 0))
         for rate, sign in zip(RATES, (-1, 0, 1), strict=True)
-        for point in (*STAGES["alpha"], *RELEASED)
+        for point in chain(*VARIANTS.values())
     ]
     told = f"`paper` is ahead at {more} of 3 noise rates on held-out examples; on average they tie (one seed of"
     assert f"{told} each setting)." in page(tmp_path, *made)

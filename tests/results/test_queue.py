@@ -1,6 +1,6 @@
 import json
 from collections import Counter
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,7 @@ from nearsay.results.queue import (
     PARTS_COLUMNS,
     PLACES,
     RATES,
-    RELEASED,
-    STAGES,
+    VARIANTS,
     Point,
     Wanted,
     ablated,
@@ -93,10 +92,20 @@ def test_every_cell_of_the_tables_is_wanted():
 
 def test_all_that_decides_between_the_directions_of_kl_comes_together_and_before_more_columns():
     order = [each.name for each in queue()]
-    points = (*STAGES["alpha"], *RELEASED)
+    points = list(chain(*VARIANTS.values()))
     places = sorted(order.index(ablated(rate, point).name) for rate in RATES for point in points)
     assert places == list(range(places[0], places[0] + len(points) * len(RATES)))
     assert places[-1] < order.index(cell(COLUMNS[0], "ncr+elr+").name)
+
+
+def test_the_directions_of_kl_are_compared_at_every_weight_of_the_released_one():
+    def weight(point):
+        return point.alpha / (1 - point.alpha) * (4 if point.variant == "released" else 1)
+
+    weights = {name: [weight(point) for point in points] for name, points in VARIANTS.items()}
+    for heavy in [each for each in weights["released"] if each > 9]:
+        assert min(abs(each / heavy - 1) for each in weights["paper"]) < 0.05
+    assert max(weights["paper"]) == pytest.approx(max(weights["released"]), rel=0.01)
 
 
 def test_the_recipe_takes_every_run_and_says_what_its_name_says():
