@@ -226,6 +226,25 @@ def test_a_run_that_was_made_again_is_no_further_seed(told, tmp_path):
     assert "ncr270.00 ± 14.14" in words
 
 
+@pytest.mark.parametrize("labeled", [1.0, 0.5])
+def test_runs_on_labels_that_were_cleaned_again_since_are_not_one_group(told, tmp_path, labeled):
+    settings = {"relabeled": "run/cleaned.npz", "labeled": labeled}
+    held_out = {"accuracy": {"validation": {"final": 0.625}}}
+    runs = [
+        write_run(tmp_path / f"seed-{seed}", seed=seed, settings=settings, num_trained=20, result=held_out)
+        for seed in (0, 1)
+    ]
+    runs.append(write_run(tmp_path / "again", settings=settings, num_trained=20, result=held_out))
+    arrays = dict(np.load(runs[-1] / "labels.npz"))
+    arrays["given"][25] = -1  # held out
+    np.savez(runs[-1] / "labels.npz", **arrays)
+    if labeled == 1:
+        assert names_of(*runs) == [("ncr (1)", [0, 1]), ("ncr (2)", [0])]
+    else:  # each seed hides others, so that nothing can be said
+        assert names_of(*runs) == [("ncr", [0, 0, 1])]
+    assert ("were judged by different labels" in told(*runs).words()) == (labeled == 1)
+
+
 def test_a_seed_of_the_noise_that_was_chosen_makes_another_group(tmp_path):
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, overrides=["noise.seed=7"])]
     assert names_of(*runs) == [("ncr", [0]), ("noise.seed=7", [1])]

@@ -17,7 +17,7 @@ from torch import Tensor
 from nearsay.core import Labels, Predictions
 from nearsay.display import plain
 from nearsay.metrics import aligned, confidence
-from nearsay.noise import Realized, describe
+from nearsay.noise import Realized, describe, fingerprint
 from nearsay.sealed import load_sealed
 
 CURE = "train the run again, or leave it out"
@@ -39,6 +39,7 @@ class FinishedRun:
     trust: Tensor  # (n,) confidence in the given label, NaN where there is none
     noise: Realized
     num_held_out: int = 0  # training examples kept for validation; 0 if the data brings its own, or none
+    learned: str = ""  # the fingerprint of all labels, those that were held out too
 
     def number(self, *names: str) -> float | None:
         """A finite number of the result by its path of names, None where there is none."""
@@ -48,9 +49,14 @@ class FinishedRun:
         return _finite(value)
 
     def relabeled(self) -> str | None:
-        """The file of labels in place of those of the data, in one spelling however it was written; None without."""
+        """The labels in place of those of the data: their file, in one spelling, and what it held; None without.
+
+        Who cleans again writes other labels into the same file. Of few labels (`labeled`) each seed hides others.
+        """
         file = self.settings.get("relabeled")
-        return os.path.realpath(file) if isinstance(file, str) else None
+        if not isinstance(file, str):
+            return None
+        return f"{os.path.realpath(file)} {self.learned if self.settings.get('labeled', 1) == 1 else ''}"
 
     def is_wrong(self) -> Tensor | None:
         """(n,) whether the given label is not the true class; None if the truth is unknown."""
@@ -84,7 +90,7 @@ def read_run(path: Path) -> FinishedRun:
     arguments, overrides, settings = (origin.get(name) for name in ("arguments", "overrides", "experiment"))
     if not isinstance(arguments, dict) or not isinstance(overrides, list) or not isinstance(settings, dict):
         raise ValueError(f"{path / 'experiment.json'} does not hold arguments, overrides and experiment; {CURE}")
-    labels, trust, num_held_out = _read_trust(path)
+    labels, trust, num_held_out, learned = _read_trust(path)
     return FinishedRun(
         path=path,
         recipe=str(origin.get("recipe", "unknown recipe")),
@@ -98,6 +104,7 @@ def read_run(path: Path) -> FinishedRun:
         trust=trust,
         noise=describe(labels),
         num_held_out=num_held_out,
+        learned=learned,
     )
 
 
@@ -165,8 +172,10 @@ def _finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _read_trust(path: Path) -> tuple[Labels, Tensor, int]:
-    """Labels of the examples trained on, how likely the network finds each, and how many others were held out."""
+def _read_trust(path: Path) -> tuple[Labels, Tensor, int, str]:
+    """Labels of the examples trained on, how likely the network finds each, how many others were held out, and a
+    fingerprint of the labels of all.
+    """
     labels, train, num_held_out = _read_labels(path / "labels.npz")
     file = path / "predictions" / "train.safetensors"
     try:
@@ -178,7 +187,7 @@ def _read_trust(path: Path) -> tuple[Labels, Tensor, int]:
         seen = aligned(labels, Predictions(logits, logits, indices))
         if len(labels.classes) != logits.shape[1]:
             raise ValueError(f"{logits.shape[1]} columns of logits for {len(labels.classes)} classes")
-        return seen, confidence(logits, seen.given), num_held_out
+        return seen, confidence(logits, seen.given), num_held_out, fingerprint(labels)
     except FileNotFoundError:
         raise ValueError(f"{file} is missing; train the run to its end, or leave it out") from None
     except (OSError, SafetensorError, ValueError, RuntimeError, IndexError) as error:
