@@ -256,6 +256,19 @@ def test_the_command_to_train_again_replaces_older_labels_and_quotes_what_a_shel
     assert told == "nearsay train folder 'path=/a b' --set epochs=2 --set relabeled=r/cleaned.npz --out r-cleaned"
 
 
+def test_the_command_to_train_again_hides_no_label_a_second_time(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    record = json.loads((run / "experiment.json").read_text())
+    record["overrides"].append("labeled=0.5")
+    (run / "experiment.json").write_text(json.dumps(record))
+    assert cli.main(["audit", str(run), "--no-report"]) == 0
+    assert cli.main(["clean", str(run), "--relabel-above", "0.5", "--drop-below", "0.5"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1].removeprefix("Train on them: nearsay ")
+    assert cli.main([*shlex.split(told), "--quiet"]) == 0
+    learned, cleaned = (np.load(path)["given"] for path in (f"{run}-cleaned/labels.npz", run / "cleaned.npz"))
+    assert learned.tolist() == cleaned.tolist()
+
+
 def test_other_data_is_called_by_its_name_when_it_is_judged(photographs, capsys):
     others = str(photographs / "others")
     shutil.copytree(photographs / "photos", others, ignore=shutil.ignore_patterns("x.jpg"))

@@ -15,8 +15,8 @@ def default_folder(origin: Mapping[str, Any]) -> Path:
 
 
 def command_again(origin: Mapping[str, Any], *, relabeled: Path, out: Path) -> str:
-    """The command line that trains a run again on other labels."""
-    kept = [each for each in origin["overrides"] if not each.startswith("relabeled=")]
+    """The command line that trains a run again on other labels, of which none is to be hidden as some were before."""
+    kept = [each for each in origin["overrides"] if not each.startswith(("relabeled=", "labeled="))]
     words = ["nearsay", "train", origin["recipe"], *(f"{key}={value}" for key, value in origin["arguments"].items())]
     for change in (*kept, f"relabeled={relabeled}"):
         words += ["--set", change]
