@@ -117,6 +117,13 @@ WRONG = [
         (f"toy --set {choice} --search optuna --trials 2", f"{choice.partition('=')[0]}='")
         for choice in ("held_out=0.1,0.2", "validation_labels=given,clean")
     ),
+    *(
+        (
+            f"toy --set held_out=0.1 --set validation_labels=clean --set {choice} --search optuna --trials 2",
+            "would have trials judged by different",
+        )
+        for choice in ("relabeled=none,a.npz", "labeled=0.2..1", "noise.rate=0.1,0.4")
+    ),
     (
         "cifar10 path=data labels=CIFAR-10_human.pt kind=human column=worse,aggre --set held_out=0.1 "
         "--search optuna --trials 2",
@@ -426,7 +433,7 @@ def test_a_signal_reaches_every_process_once(stand_in):
 
 
 def test_a_search_maximizes_validation_and_goes_on_to_as_many_trials_as_are_wished(tmp_path):
-    space = make_space("toy", ["epochs=1", "noise=0..1"], [*HELD, LOG, "objective.k=1..9", "validation_labels=clean"])
+    space = make_space("toy", ["epochs=1"], ["objective.alpha=0..1", *HELD, LOG, "objective.k=1..9"])
     assert [each.range.is_whole for each in space.choices if each.range] == [False, False, True]
     first = search(space, tmp_path / "a", trials=3)
     again = search(space, tmp_path / "a", trials=5)
@@ -443,7 +450,7 @@ def test_a_search_maximizes_validation_and_goes_on_to_as_many_trials_as_are_wish
     for outcome in again.outcomes:
         chosen = dict(word.split("=", 1) for word in outcome.words if "=" in word)
         assert 1e-4 <= float(chosen["optimizer.lr"]) <= 1e-1
-        assert 0 <= float(chosen["noise"]) <= 1
+        assert 0 <= float(chosen["objective.alpha"]) <= 1
         assert int(chosen["objective.k"]) in range(1, 10)
     rates = sorted(float(dict(w.split("=", 1) for w in o.words if "=" in w)["optimizer.lr"]) for o in again.outcomes)
     assert rates[0] < 3e-3  # half of the draws lie below, as they are of factors

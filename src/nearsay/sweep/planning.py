@@ -199,11 +199,11 @@ def _judges_differ(one: Call, other: Call) -> bool:
 
 
 def _judge(call: Call) -> tuple[Any, Any]:
-    """What makes validation examples others, and what does so only where they are held out, as noisy as the rest."""
+    """What makes validation examples others, and what does so only where they are held out: chosen by given labels."""
     chosen = call.experiment
     data = {name: value for name, value in to_tree(chosen.data).items() if name not in ("path", "root")}
-    noise = to_tree([chosen.noise, chosen.relabeled]) if chosen.validation_labels == "given" else None
-    return (data, chosen.validation_labels), (chosen.held_out, noise if chosen.held_out else None)
+    given = to_tree([chosen.noise, chosen.relabeled, chosen.labeled]) if chosen.held_out else None
+    return (data, chosen.validation_labels), (chosen.held_out, given)
 
 
 def _has_validation(call: Call) -> bool:
