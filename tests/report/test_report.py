@@ -126,6 +126,14 @@ def two_methods(tmp_path):
     return [*worse, *better]
 
 
+def test_a_method_that_was_left_to_the_recipe_is_explained_too(told, tmp_path):
+    run = write_run(tmp_path / "a")
+    record = json.loads((run / "experiment.json").read_text())
+    assert record["arguments"].pop("method") == "ncr"
+    (run / "experiment.json").write_text(json.dumps(record))
+    assert "Neighbor Consistency Regularization" in told(run).words()
+
+
 def test_two_numbers_have_the_deviation_of_a_sample_and_one_has_none():
     assert spread([]) is None
     assert spread([0.5]) == (0.5, None, 1)

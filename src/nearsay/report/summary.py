@@ -131,4 +131,4 @@ def _num_runs(spreads: list[Spread]) -> str:
 
 
 def _parts(group: Group) -> list[str]:
-    return group.first().arguments.get("method", "").split("+")
+    return group.first().method().split("+")
