@@ -317,6 +317,17 @@ def test_curves_are_each_run_and_their_mean_at_the_epochs_they_share(told, tmp_p
     assert named == {"names": ["ncr"], "title": "accuracy on the test set (%)"}
 
 
+def test_a_run_that_was_made_again_weighs_in_the_mean_curve_as_in_the_table(told, tmp_path, monkeypatch):
+    runs = [
+        write_run(tmp_path / f"{place}", seed=seed, finals=[final])
+        for place, (seed, final) in enumerate([(0, 0.75), (0, 0.75), (1, 0.25)])
+    ]
+    calls = captured(monkeypatch, "curves")
+    assert "ncr250.00 ± 35.36" in told(*runs).words()
+    [(lines, _)] = calls
+    assert [list(line.points) for line in lines if line.is_mean] == [[(1, 50)]]
+
+
 @pytest.mark.parametrize("num", [1, 2, 199, 200, 201, 400, 401, 5000])
 def test_a_long_curve_is_thinned_evenly_and_keeps_its_end(num):
     points = [(float(epoch), 0.0) for epoch in range(num)]

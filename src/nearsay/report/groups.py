@@ -30,18 +30,22 @@ class Group:
     name: str
     runs: tuple[FinishedRun, ...]  # by seed
 
+    def by_seed(self) -> list[list[FinishedRun]]:
+        """The runs of each seed: several where they are the same again."""
+        found: dict[str, list[FinishedRun]] = {}
+        for run in self.runs:
+            found.setdefault(_settings(run), []).append(run)
+        return list(found.values())
+
     @property
     def num_seeds(self) -> int:
         """How many of the runs are not another one again."""
-        return len({_settings(run) for run in self.runs})
+        return len(self.by_seed())
 
     def numbers(self, *names: str) -> list[float]:
         """A number of the result for each seed that has it: of runs that are the same again, their mean."""
-        found: dict[str, list[float]] = {}
-        for run in self.runs:
-            if (number := run.number(*names)) is not None:
-                found.setdefault(_settings(run), []).append(number)
-        return [math.fsum(each) / len(each) for each in found.values()]
+        found = [[number for run in runs if (number := run.number(*names)) is not None] for runs in self.by_seed()]
+        return [math.fsum(each) / len(each) for each in found if each]
 
     def spread(self, *names: str) -> Spread | None:
         """Mean and deviation of a number of the result over the seeds that have it, None if none has."""

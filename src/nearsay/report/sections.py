@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -84,12 +85,13 @@ def curves(comparison: Comparison) -> Section | None:
     key = f"{split}_accuracy"
     lines: list[charts.Line] = []
     for group in groups:
-        runs = [{entry["epoch"]: 100 * entry[key] for entry in run.log if key in entry} for run in group.runs]
-        runs = [points for points in runs if points]
+        seeds = [[points for run in runs if (points := _points(run, key))] for runs in group.by_seed()]
+        seeds = [each for each in seeds if each]
+        runs = [points for each in seeds for points in each]
         if len(runs) > 1:
             lines += [charts.Line(group.name, False, sorted(points.items())) for points in runs]
         shared = sorted(set.intersection(*map(set, runs))) if runs else []
-        means = [(epoch, sum(points[epoch] for points in runs) / len(runs)) for epoch in shared]
+        means = [(epoch, fmean(fmean(points[epoch] for points in each) for each in seeds)) for epoch in shared]
         if means:
             lines.append(charts.Line(group.name, True, means))
     if not lines:
@@ -102,6 +104,10 @@ def curves(comparison: Comparison) -> Section | None:
         f"{source(groups)}"
     )
     return Section("Accuracy during training", figure(drawing, caption, label="Line chart: accuracy over epochs"))
+
+
+def _points(run: FinishedRun, key: str) -> dict[float, float]:
+    return {entry["epoch"]: 100 * entry[key] for entry in run.log if key in entry}
 
 
 def confidence(comparison: Comparison) -> Section:
