@@ -411,6 +411,12 @@ def test_predict_prints_csv_or_writes_a_table(run, tmp_path, capsys):
     assert [row["probability"] for row in written] == [float(row["probability"]) for row in rows]
 
 
+def test_a_device_that_is_not_there_is_no_fault_of_the_features(run, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros((3, 32)))
+    assert cli.main(["predict", str(run), str(tmp_path / "x.npy"), "--device", "cuda:99"]) == 2
+    assert capsys.readouterr().err.startswith("error: device='cuda:99' asks for GPU 99, but ")
+
+
 def test_predictions_do_not_replace_the_features_they_are_of(run, tmp_path, capsys):
     pq = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table({f"f{number}": [0.0, 1.0] for number in range(32)})

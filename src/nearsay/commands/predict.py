@@ -40,7 +40,7 @@ def predict(model: Path, paths: Sequence[Path], *, device: str = "auto") -> dict
     try:
         found = predict_onnx(model, inputs) if is_onnx else predict_run(model, inputs, device=device)
     except ValueError as error:
-        if not are_features[0]:
+        if not are_features[0] or type(error) is not ValueError:  # of another kind, it is about something else
             raise
         raise ValueError(f"{paths[0]}: {error}") from error
     return _columns(names, *found, classes)
