@@ -454,6 +454,13 @@ def test_a_page_of_a_comparison_replaces_pages_and_nothing_else(run, tmp_path, c
         assert cli.main(words) == 0
 
 
+@pytest.mark.parametrize("name", ["", "."])
+def test_a_folder_is_no_file_for_a_page(run, tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", str(run), "--html", name]) == 73
+    assert capsys.readouterr().err == "error: . is a folder; name a file in it, such as report.html\n"
+
+
 def test_compare_prints_each_run(run, capsys):
     result = json.loads((run / "result.json").read_text())
     assert cli.main(["compare", str(run)]) == 0

@@ -22,6 +22,8 @@ def write_report(runs: Sequence[Path], target: Path, *, title: str, split: str |
     from nearsay.run import CANNOT_CREATE, RunError, write_whole  # noqa: PLC0415
 
     page = render(runs, title=title, split=split)
+    if target.is_dir():
+        raise RunError(f"{target} is a folder; name a file in it, such as {target / 'report.html'}", CANNOT_CREATE)
     if target.is_file() and target.stat().st_size and _OURS not in target.read_bytes():
         raise RunError(f"{target} is no page of nearsay and would be replaced; choose another file", CANNOT_CREATE)
     target.parent.mkdir(parents=True, exist_ok=True)
