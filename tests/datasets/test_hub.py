@@ -171,7 +171,7 @@ def test_what_a_killed_unpacking_has_left_half_written_goes_with_the_next(librar
     shutil.rmtree(root)
     child = os.fork()
     if not child:
-        hub_module.os.replace = Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        os.replace = Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         hub.open("train")
     os.waitpid(child, 0)
     assert list(root.rglob(".*"))
