@@ -230,17 +230,39 @@ def test_numbers_below_zero_mean_unlabeled_where_classes_have_no_names_too(libra
 
 
 def test_a_missing_true_label_is_not_the_class_called_none(library, tmp_path):
-    plain(library, tmp_path / "saved", {"label": ["None", "a", "a"], "truth": ["None", None, "a"]})
+    plain(library, tmp_path / "saved", {"label": ["None", None, "a"], "truth": ["None", None, "a"]})
     split = Hub(path=tmp_path / "saved", label="label", clean="truth").open("train")
-    assert (split.labels.classes, split.labels.given.tolist()) == (("None", "a"), [0, 1, 1])
+    assert (split.labels.classes, split.labels.given.tolist()) == (("None", "a"), [0, -1, 1])
     assert split.labels.clean.tolist() == [0, -1, 1]
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_a_true_label_that_is_empty_among_others_is_not_taken_for_a_class_from_outside(library, tmp_path, empty):
+    plain(library, tmp_path / "saved", {"label": ["a", "b", "b"], "truth": ["a", empty, "b"]})
+    told = refused(Hub(path=tmp_path / "saved", label="label", clean="truth"))
+    assert "row 1 of the column 'truth' is empty, but not everywhere in 'train'; fill it in" in told
+
+
+def test_true_labels_that_one_split_lacks_are_unknown_there(library, tmp_path):
+    columns = {"train": {"truth": [None, None]}, "test": {"truth": ["b", "a"]}}
+    kinds = library.Features(
+        {"image": library.Image(), "label": library.Value("string"), "truth": library.Value("string")}
+    )
+    parts = {}
+    for name, more in columns.items():
+        rows = {"image": [{"bytes": picture(number), "path": None} for number in range(2)], "label": ["a", "b"], **more}
+        parts[name] = library.Dataset.from_dict(rows, features=kinds)
+    library.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    hub = Hub(path=tmp_path / "saved", label="label", clean="truth")
+    assert hub.open("train").labels.clean is None
+    assert hub.open("test").labels.clean.tolist() == [1, 0]
 
 
 def test_a_true_label_may_stand_in_a_column_of_classes(library, tmp_path):
     kinds = {"label": library.ClassLabel(names=["a", "b"]), "truth": library.ClassLabel(names=["a", "b"])}
-    plain(library, tmp_path / "saved", {"label": [0, 1, 1], "truth": [0, 0, -1]}, kinds)
+    plain(library, tmp_path / "saved", {"label": [0, 1, -1], "truth": [0, 0, -1]}, kinds)
     split = Hub(path=tmp_path / "saved", clean="truth").open("train")
-    assert (split.labels.given.tolist(), split.labels.clean.tolist()) == ([0, 1, 1], [0, 0, -1])
+    assert (split.labels.given.tolist(), split.labels.clean.tolist()) == ([0, 1, -1], [0, 0, -1])
     assert "'label' and 'truth' could both be the label" in refused(Hub(path=tmp_path / "saved"))
     assert Hub(path=tmp_path / "saved", label="truth").open("train").labels.given.tolist() == [0, 0, -1]
 

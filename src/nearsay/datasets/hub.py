@@ -34,7 +34,8 @@ class Hub:
 
     Either `path`, a folder or file of your own, which never touches the network: what `save_to_disk` wrote, or Parquet,
     CSV, JSON or Arrow files, or images in folders. Or `name`, a data set of the hub, downloaded if it is not there yet.
-    The columns are found by their types if they are not named; `clean` is a column of true labels, if there is one. A
+    The columns are found by their types if they are not named; `clean` is a column of true labels, if there is one,
+    which may be empty in all of a split, but not for some of its labels; a name that is no class is outside of them. A
     label that is missing, empty or a number below zero means unlabeled; a validation or test split without any
     label is left out. The splits are called train, validation (or valid, val, dev) and test, or as you say.
     """
@@ -77,7 +78,10 @@ class Hub:
             raise NoSplit(f"split={split!r} of {self._told()} has no labels, so nothing can be judged on it")
         clean = None
         if self.clean is not None and self.clean in table.features:
-            clean = torch.tensor(_numbers(_values(library, table, self.clean), classes, known_only=False))
+            known = _values(library, table, self.clean)
+            if any(value is not None for value in known):
+                _check_whole(known, given, self.clean, parts[split])
+                clean = torch.tensor(_numbers(known, classes, known_only=False))
         labels = Labels(given=torch.tensor(given), clean=clean, classes=classes)
         with _quiet(library):
             return Split(self._files(library, table, image, split), labels)
@@ -295,6 +299,16 @@ def _numbers(values: Sequence[str | int | None], classes: Sequence[str], *, know
     if known_only:
         return [-1 if value is None else places[str(value)] for value in values]
     return [-1 if value is None else places.get(str(value), -1) for value in values]
+
+
+def _check_whole(known: Sequence[str | int | None], given: Sequence[int], column: str, split: str) -> None:
+    """Refuse true labels of some labeled rows alone, as the other labels would count as wrong."""
+    for row, (value, number) in enumerate(zip(known, given, strict=True)):
+        if value is None and number >= 0:
+            raise ValueError(
+                f"row {row} of the column {column!r} is empty, but not everywhere in {split!r}; fill it in, or leave "
+                "out clean="
+            )
 
 
 def _caches(library: Any) -> list[str]:
