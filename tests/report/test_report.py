@@ -629,3 +629,19 @@ def test_a_missing_extra_is_said_in_one_sentence(tmp_path, monkeypatch, library)
 def test_importing_the_package_brings_neither_torch_nor_altair():
     code = "import sys, nearsay.report; sys.exit(bool({'torch', 'altair', 'jinja2'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_that_begin_alike_can_be_told_apart_in_charts():
+    classes = [f"golden retriever with {color} collar" for color in ("red", "blue", "green")]
+    on_axes = re.findall(r">(golden[^<]*)<", charts.heat_map(torch.eye(3).tolist(), classes))
+    assert sorted(on_axes) == sorted(
+        2 * ["golden retrie…th red collar", "golden retrie…h blue collar", "golden retrie… green collar"]
+    )
+    names = [f"folder path=/data/photos size=64 epochs=10{end}" for end in ("", " relabeled=/runs/first/cleaned.npz")]
+    lines = [charts.Line(name, True, [(1.0, 50.0), (2.0, 60.0)]) for name in names]
+    in_legends = re.findall(r">(folder[^<]*)<", charts.curves(lines, names=names, title="accuracy (%)"))
+    assert in_legends == [
+        *names,
+        "folder path=/data/ph…os size=64 epochs=10",
+        "folder path=/data/ph…ns/first/cleaned.npz",
+    ]

@@ -24,7 +24,6 @@ _LEGEND: dict[str, Any] = {  # Any: what altair takes by name
     "orient": "top",
     "title": None,
     "columnPadding": 24,
-    "labelLimit": 250,
     "symbolType": "stroke",
     "symbolSize": 700,
     "symbolStrokeWidth": 2.5,
@@ -53,7 +52,7 @@ class Histogram(NamedTuple):
 def curves(lines: Sequence[Line], *, names: Sequence[str], title: str) -> Markup:
     """Accuracy over epochs in two sizes, of which the page shows the one that fits the window."""
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(
-        _drawn(_curves(lines, names, title, width=800, height=320, columns=2)),
+        _drawn(_curves(lines, names, title, width=800, height=320, columns=2 if max(map(len, names)) <= 38 else 1)),
         _drawn(_curves(lines, names, title, width=290, height=240, columns=1)),
     )
 
@@ -95,7 +94,8 @@ def heat_map(shares: Sequence[Sequence[float]], classes: Sequence[str], *, rows_
         for given, share in zip(names, line, strict=True)
     ]
     angle = 0 if max(map(len, names)) <= 2 else -90
-    axis: dict[str, Any] = {"labelLimit": 90, "domain": False, "ticks": False, "labelPadding": 5, "titlePadding": 8}
+    labels: dict[str, Any] = {"labelExpr": _cut(26), "labelLimit": 200, "labelPadding": 5}
+    axis: dict[str, Any] = {**labels, "domain": False, "ticks": False, "titlePadding": 8}
     base = altair.Chart(altair.InlineData(values=rows)).encode(
         x=altair.X("given:O").sort(names).title("given label").axis(labelAngle=angle, **axis),
         y=altair.Y("true:O").sort(names).title(rows_title).axis(**axis),
@@ -121,7 +121,7 @@ def _curves(lines: Sequence[Line], names: Sequence[str], title: str, *, width: i
         for number, line in enumerate(lines)
         for epoch, accuracy in _thinned(line.points)
     ]
-    legend = altair.Legend(**_LEGEND, columns=columns)
+    legend = altair.Legend(**_LEGEND, labelExpr=_cut(width // 7), labelLimit=width, columns=columns)
     are_whole = all(epoch.is_integer() for line in lines for epoch, _ in line.points)
     axis = altair.Axis(tickCount=6, tickMinStep=1 if are_whole else 0)
     marks = altair.OverlayMarkDef(size=18) if max(len(line.points) for line in lines) < 10 else False
@@ -138,6 +138,13 @@ def _curves(lines: Sequence[Line], names: Sequence[str], title: str, *, width: i
         detail="line:N",
     )
     return chart
+
+
+def _cut(most: int) -> str:
+    """What vega shows of a name: of more letters than these the beginning and the end, as many begin alike."""
+    half = most // 2
+    whole = "datum.label"
+    return f"length({whole}) <= {most} ? {whole} : slice({whole}, 0, {half}) + '…' + slice({whole}, -{half})"
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
