@@ -311,10 +311,15 @@ def test_two_hundred_kills_leave_a_checkpoint_to_go_on_from(tmp_path):
 
 
 def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
-    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "new"):
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "runs/new"):
         raise ValueError("bad data")
-    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "runs").exists()
     (tmp_path / "old").mkdir()
+    (tmp_path / "old/cat.jpg").write_text("of somebody else")
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
+        raise ValueError("bad data")
+    assert [each.name for each in (tmp_path / "old").iterdir()] == ["cat.jpg"]
+    (tmp_path / "old/experiment.json").write_text("")
     with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
         raise ValueError("bad data")
     assert (tmp_path / "old/.lock").exists()

@@ -177,11 +177,11 @@ class Run:
 def open_run(path: Path, *, cure: str = "choose another folder with --out") -> Iterator[Run]:
     """The folder, made if need be, writable and locked; RunError, with a cure, if it cannot be.
 
-    One that was made here and in which nothing was written before an error is removed again.
+    What was made here is removed again if an error comes before the folder is that of a run.
     """
     try:
         str(path).encode()  # or what is written there could not be read again
-        is_new = not path.exists()
+        made = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe-{os.getpid()}"
         _write_flushed(probe, b"")
@@ -191,6 +191,7 @@ def open_run(path: Path, *, cure: str = "choose another folder with --out") -> I
     except UnicodeEncodeError as error:
         raise RunError(f"cannot write into {path}: its name is not UTF-8; {cure}", CANNOT_CREATE) from error
     _check_written_in_place(path)
+    is_first = not (path / ".lock").exists()
     with _explained(path / ".lock"):
         opened = open(path / ".lock", "a+b", buffering=0)  # noqa: SIM115  # nothing is left to be written on closing
     with opened as lock:
@@ -200,9 +201,10 @@ def open_run(path: Path, *, cure: str = "choose another folder with --out") -> I
             yield Run(path)
         except BaseException:
             with suppress(OSError):  # it is in nobody's way
-                if is_new and [each.name for each in path.iterdir()] == [".lock"]:
+                if is_first and not (path / "experiment.json").exists():
                     (path / ".lock").unlink()
-                    path.rmdir()
+                    for each in made:
+                        each.rmdir()
             raise
         finally:
             lock.truncate(0)

@@ -136,6 +136,11 @@ def test_two_folders_for_one_split_are_refused(tmp_path):
     assert "both for validation; keep one" in refused(folder)
 
 
+def test_a_folder_for_runs_among_the_classes_is_refused(tmp_path):
+    told = refused(make(tmp_path, "cat/a.jpg", "runs/first/.lock"))
+    assert told == f"'{tmp_path}/runs' is for runs, but here every folder is a class; choose another with --out"
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

@@ -183,6 +183,8 @@ def _images(reader: _Reader, folder: str, classes: tuple[str, ...]) -> tuple[lis
         below = sorted(reader.images(f"{folder}/{name}" if folder else name)) if name in present else []
         if name in present and not below:
             where = str(reader.root / folder / name)
+            if any(Path(where).rglob(".lock")):
+                raise ValueError(f"{where!r} is for runs, but here every folder is a class; choose another with --out")
             raise ValueError(f"{where!r} is a class without images; fill it or remove it\n{_layout(reader)}")
         names += below
         counts.append(len(below))
