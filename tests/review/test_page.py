@@ -437,6 +437,19 @@ def test_a_file_that_cannot_be_read_is_shown_as_such(photos, visit):
         assert window.locator("#picture").is_visible()
 
 
+def test_images_that_are_gone_are_not_called_features(photos, visit, tmp_path):
+    images = photos.parent / "images"
+    images.rename(tmp_path / "elsewhere")
+    try:
+        with serving(photos) as page:
+            window = visit(page.address)
+            window.wait_for_selector("#no-picture:visible")
+            assert window.inner_text("#no-picture") == "No picture. Its neighbors speak for it."
+            assert "cannot be opened" in window.inner_text("body")
+    finally:
+        (tmp_path / "elsewhere").rename(images)
+
+
 def test_names_that_were_made_to_do_harm_are_only_text(features, visit):
     assert len(PAYLOADS) >= 40
     num = len(PAYLOADS)

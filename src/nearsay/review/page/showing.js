@@ -36,7 +36,10 @@ function showPicture(state, example, preloaded) {
   if (state.has_pictures) {
     if (!image.src) image.src = `picture/large/${example.index}`;
     if (image.complete) image.naturalWidth ? fit(image) : explain(example, image);
-  } else find("no-picture").textContent = "No picture: this example is a row of features. Its neighbors speak for it.";
+  } else {
+    const why = state.notes.length ? "" : ": this example is a row of features"; // else the note says it
+    find("no-picture").textContent = `No picture${why}. Its neighbors speak for it.`;
+  }
   old.replaceWith(image);
 }
 
