@@ -125,7 +125,7 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
     except Exception as error:  # what is no such file, or a hostile one, can raise anything
         reason = one_line(error)
         if "allow_pickle" in reason:  # advice that nobody should follow
-            reason = "it is no such file, or holds objects"
+            reason = "it holds objects" if "Object arrays" in reason else "it is no file of numpy"
         raise ValueError(
             f"{path} is not read: {reason}; write it by numpy.savez or numpy.save, names as text and not as objects"
         ) from error
