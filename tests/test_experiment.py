@@ -65,7 +65,7 @@ def test_an_experiment_is_a_value_of_good_choices():
         ),
         ({"clip": 0}, "clip=0 would stop all learning; give a positive length, or None for no clipping"),
         ({"clip": -1.0}, "clip=-1.0 must be a number of at least 0"),
-        ({"epochs": 5, "schedule": Cosine(warmup=5)}, "warmup=5 must end before the 5 epochs do; shorten it"),
+        ({"epochs": 5, "schedule": Cosine(warmup=5)}, "schedule.warmup=5 must end before the 5 epochs do; shorten it"),
     ],
     ids=lambda value: "" if isinstance(value, str) else ",".join(f"{name}={each}" for name, each in value.items()),
 )

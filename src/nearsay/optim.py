@@ -96,7 +96,7 @@ class Cosine:
     def factor(self, epoch: Progress, num_epochs: float) -> Progress:
         """From 0 to 1 during the warm-up, then down to `final`, where it stays."""
         if not self.warmup < num_epochs:
-            raise ValueError(f"warmup={self.warmup} must end before the {num_epochs} epochs do; shorten it")
+            raise ValueError(f"schedule.warmup={self.warmup} must end before the {num_epochs} epochs do; shorten it")
         now = _tensor(epoch)
         done = ((now - self.warmup) / (num_epochs - self.warmup)).clamp(0, 1)
         return _like(epoch, _warm(now, self.warmup) * _descent(done, self.final))
