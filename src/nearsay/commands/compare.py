@@ -48,7 +48,10 @@ def compare(runs: Sequence[FinishedRun], *, split: str = "test") -> list[Group]:
     for run in runs:
         if run.number("accuracy", split, "final") is None:
             known = " and ".join(run.result.get("accuracy") or ()) or "none"
-            raise ValueError(f"{run.path} has no accuracy on split={split!r}; it has {known}")
+            raise ValueError(
+                f"{run.path} has no accuracy on split={split!r}; it has {known}; choose a split that all runs have, or "
+                "leave this one out"
+            )
     return [
         Group(
             group.name,
