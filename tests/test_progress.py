@@ -203,6 +203,13 @@ def test_the_summary_leaves_out_what_is_unknown(capsys):
     out = capsys.readouterr().out
     assert "80.0 %" in out
     assert "wrong" not in out
+    progress.print_table(progress.summarize({**RESULT, **unknown, "accuracy": {}}))  # no example was held out
+    assert capsys.readouterr().out == ""
+
+
+def test_a_single_step_is_one():
+    assert "; 1 step on cpu" in progress.describe_facts({**FACTS, "num_steps": 1})
+    assert progress.describe_end({**RESULT, "steps": 1}) == "1 step in 1:05"
 
 
 def test_events_without_tensorboard_are_refused_in_one_sentence(monkeypatch, tmp_path):

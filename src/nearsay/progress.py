@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nearsay.display import Progress, plain
+from nearsay.display import Progress, counted, plain
 
 _FACTS = ("epoch", "step", "rate")  # of a line of the log; the rest are terms of the loss, accuracies and the like
 AnyDisplay = Union["Quiet", "Lines", "Bars", "Events"]
@@ -199,7 +199,12 @@ def make_table(headers: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Ta
 
 
 def print_table(table: Table) -> None:
-    """The table on stdout, plain where that is no terminal; headers give way to a narrow one, numbers are never cut."""
+    """The table on stdout, plain where that is no terminal; headers give way to a narrow one, numbers are never cut.
+
+    Without rows there is nothing to print.
+    """
+    if not table.rows:
+        return
     width = None if sys.stdout.isatty() else 500
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     unbounded = console.options.update(max_width=10_000)
@@ -248,7 +253,7 @@ def describe_facts(facts: Mapping[str, Any]) -> str:
     resumed = f", going on from step {facts['resumed_at']}" if facts["resumed_at"] else ""
     return (
         f"{facts['num_examples']:,} examples in {facts['num_classes']} classes{wrong}; "
-        f"{facts['num_parameters']:,} parameters; {facts['num_steps']:,} steps on {facts['device']} "
+        f"{facts['num_parameters']:,} parameters; {counted(facts['num_steps'], 'step')} on {facts['device']} "
         f"({facts['precision']}, {facts['loading']} data){resumed}"
     )
 
@@ -262,7 +267,7 @@ def describe_entry(entry: Mapping[str, Any], num_epochs: float = 0.0) -> str:
 
 def describe_end(result: Mapping[str, Any], *, has_begun: bool = True) -> str:
     """How long it took; a run that has not begun was finished before."""
-    took = f"{result['steps']:,} steps in {describe_seconds(result['seconds'])}"
+    took = f"{counted(result['steps'], 'step')} in {describe_seconds(result['seconds'])}"
     cure = "if the data has changed since, train in another folder with --out"
     return took if has_begun else f"finished before: {took}; {cure}"
 
