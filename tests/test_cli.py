@@ -376,6 +376,14 @@ def test_a_dry_run_prints_the_experiment_and_leaves_nothing_behind(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_field_that_is_an_argument_too_is_noted_before_training_and_in_a_dry_run(tmp_path, capsys):
+    told = "note: --set seed=1 changes that alone; seed=1 without --set would mean data.seed: 1, not 0"
+    assert cli.main(["train", *TOY, "--set", "seed=1", "--dry-run"]) == 0
+    assert told in capsys.readouterr().err
+    assert cli.main(["train", *TOY, "--set", "seed=1", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert told in capsys.readouterr().err
+
+
 def test_a_dry_run_as_json_is_one_object(capsys):
     assert cli.main(["train", "toy", "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

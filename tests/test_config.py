@@ -20,6 +20,7 @@ from nearsay.config import (
     call_recipe,
     differences,
     from_origin,
+    left_behind,
     override,
     recipe_names,
     substantial,
@@ -616,3 +617,44 @@ def test_a_path_by_another_spelling_is_the_same_experiment(tmp_path, monkeypatch
     calls = [call_recipe("embeddings", [f"path={path}"]) for path in ("../f.npz", tmp_path / "f.npz")]
     first, second = (to_tree(call.experiment) for call in calls)
     assert differences(first, second) == []
+
+
+# What follows from an argument
+
+
+def changed(recipe, arguments, *overrides):
+    return apply_overrides(call_recipe(recipe, arguments), overrides)
+
+
+def test_a_field_that_is_an_argument_too_is_told_of_with_what_would_follow():
+    assert left_behind(changed("folder", ["path=photos"], "epochs=10")) == [
+        "--set epochs=10 changes that alone; epochs=10 without --set would mean objective.start_epoch: 2, not 8; "
+        "schedule.warmup: 1.0, not 3.0"
+    ]
+    (told,) = left_behind(changed("toy", ["noise=0.2"], "objective.k=3", "seed=4"))
+    assert told.endswith("seed=4 without --set would mean data.seed: 4, not 0; noise.seed: 4, not 0")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["objective.k=3"],  # no argument
+        ["seed=0"],  # as it was
+        ["epochs=10", "schedule.warmup=1", "objective.start_epoch=2"],  # what would follow, in other words
+        ["epochs=10", "machine.device=cpu", "schedule.warmup=1", "objective.start_epoch=2"],
+    ],
+)
+def test_a_field_from_which_nothing_follows_is_not_told_of(overrides):
+    assert left_behind(changed("folder", ["path=photos"], *overrides)) == []
+
+
+def test_what_follows_in_a_recipe_of_ones_own_is_told_too(tmp_path):
+    source = (
+        "from nearsay.datasets import Toy\nfrom nearsay.experiment import Experiment\n"
+        "def recipe(epochs: float = 40.0) -> Experiment:\n"
+        "    return Experiment(data=Toy(), epochs=epochs, batch_size=round(8 * epochs))\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    (told,) = left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=20"))
+    assert told == "--set epochs=20 changes that alone; epochs=20 without --set would mean batch_size: 160, not 320"

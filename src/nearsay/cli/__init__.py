@@ -27,7 +27,7 @@ from nearsay.cli.reviewing import review
 from nearsay.cli.starting import demo, doctor, get, recipes
 from nearsay.cli.streams import silence, told_if_possible
 from nearsay.cli.sweeping import sweep
-from nearsay.config import Call, apply_overrides, call_recipe, to_tree
+from nearsay.config import Call, apply_overrides, call_recipe, left_behind, to_tree
 from nearsay.failures import INTERRUPTED, IO_FAILED, PREEMPTED, USAGE, exit_code, explain
 from nearsay.progress import Events, make_display, print_table, summarize
 
@@ -96,7 +96,11 @@ def train(
     """
     call = call_recipe(recipe, [*(arguments or []), *([] if seed is None else [f"seed={seed}"])])
     call = apply_overrides(call, [*(changes or []), *([] if device is None else [f"machine.device={device}"])])
+    from nearsay.dist import launch  # noqa: PLC0415  # see the first lines
+
+    alone = [] if launch().rank else left_behind(call)
     if dry_run:
+        print("".join(f"note: {told}\n" for told in alone), end="", file=sys.stderr)
         _print_plan(call, as_json=as_json)
         return
     from nearsay.commands.naming import default_folder  # noqa: PLC0415  # see the first lines
@@ -107,6 +111,8 @@ def train(
     folder = default_folder(call.origin) if out is None else out
     shown = make_display(quiet=quiet)
     with closing(Events(shown, folder / "tensorboard") if tensorboard else shown) as display:
+        for told in alone:
+            display.note(told)
         result = train_into(call.experiment, folder, origin=call.origin, display=display)
     if not result:  # another process of the same run prints it
         return

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nearsay.config.fields import override
 from nearsay.config.text import ConfigError, declared_types, nearest, quoted, read_text, split_pairs, wanted
+from nearsay.config.trees import differences, to_tree
 from nearsay.reasons import first_line
 
 if TYPE_CHECKING:
@@ -78,6 +79,25 @@ def apply_overrides(call: Call, overrides: Sequence[str]) -> Call:
     return Call(experiment, {**call.origin, "overrides": [*call.origin["overrides"], *done]})
 
 
+def left_behind(call: Call) -> list[str]:
+    """What an override did not change, but would have changed as an argument of the recipe, a sentence for each."""
+    recipe, origin = _recipe_of(call.origin), call.origin
+    told = []
+    for change in origin["overrides"]:
+        key, _, text = change.partition("=")
+        if key not in _parameters(recipe, origin["recipe"]):
+            continue
+        others = [each for each in origin["overrides"] if each != change]
+        try:
+            wished = apply_overrides(_call(recipe, origin["recipe"], {**origin["arguments"], key: text}, {}), others)
+        except ConfigError:
+            continue
+        found = differences(to_tree(wished.experiment), to_tree(call.experiment))
+        if found:
+            told.append(f"--set {change} changes that alone; {change} without --set would mean {'; '.join(found)}")
+    return told
+
+
 def _placed(key: str, text: str) -> str:
     """The text of an override, but of a file its absolute path, so that the record means the same in any folder."""
     is_path = key in FILES and text and text.lower() != "none"
@@ -96,19 +116,23 @@ def from_origin(origin: Mapping[str, Any]) -> Call:
     if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
         raise ConfigError(f"the overrides are recorded as {quoted(overrides)}; they must be a list of a.b=c")
     pairs = split_pairs([f"{key}={text}" for key, text in arguments.items()])
-    if "source" not in origin:  # then only recipes of ours: nothing that a record names is ever imported
-        call = _call(_built_in(name), name, pairs, {})
-    else:
-        # The user's own recipe in the user's own run folder: to run it again is what was asked for. The hash guards
-        # against damage and second thoughts; a folder from somebody else is to be trusted as little as a script.
-        source, expected = origin["source"], origin.get("sha256")
-        if not isinstance(source, str) or _sha256(source) != expected:
-            raise ConfigError(f"the source of the recipe {quoted(name)} is not as it was recorded: its sha256 differs")
-        call = _call(_from_source(source, name), name, pairs, {"source": source, "sha256": expected})
+    call = _call(_recipe_of(origin), name, pairs, {key: origin[key] for key in ("source", "sha256") if key in origin})
     experiment = call.experiment
     for change in overrides:
         experiment = override(experiment, change)
     return Call(experiment, {**call.origin, "overrides": list(overrides)})
+
+
+def _recipe_of(origin: Mapping[str, Any]) -> Callable[..., Any]:
+    name = origin["recipe"]
+    if "source" not in origin:  # then only recipes of ours: nothing that a record names is ever imported
+        return _built_in(name)
+    # The user's own recipe in the user's own run folder: to run it again is what was asked for. The hash guards
+    # against damage and second thoughts; a folder from somebody else is to be trusted as little as a script.
+    source = origin["source"]
+    if not isinstance(source, str) or _sha256(source) != origin.get("sha256"):
+        raise ConfigError(f"the source of the recipe {quoted(name)} is not as it was recorded: its sha256 differs")
+    return _from_source(source, name)
 
 
 def _built_in(name: str) -> Callable[..., Any]:
