@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -486,6 +487,22 @@ def test_a_start_that_is_never_reached_is_told(tmp_path, start, told):
     ]
     if start != "auto":
         assert any("ncr" in entry for entry in log_of(tmp_path)) != bool(told)
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(127, False), (128, True)])
+def test_images_that_a_cpu_takes_long_for_are_told(tmp_path, size, is_told):
+    for place in ("cat", "dog"):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (8, 8), (90 * number, 40, 10)).save(tmp_path / "photos" / place / f"{number}.png")
+    words = [f"path={tmp_path / 'photos'}", "method=standard", "epochs=1", f"size={size}", "held_out=0", "batch_size=4"]
+    call = config.apply_overrides(config.call_recipe("folder", words), ["backbone.width=2", "machine.device=cpu"])
+    display = Told()
+    train(call.experiment, tmp_path / "run", display=display)
+    assert display.notes == is_told * [
+        "images of 128 x 128 pixels take long without a GPU; size=64 --set backbone.width=16 makes a smaller network "
+        "of smaller images"
+    ]
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])

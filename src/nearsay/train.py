@@ -34,6 +34,7 @@ from nearsay.splits import open_splits
 from nearsay.step import Setting, Step, make_learners, observe_, restore
 from nearsay.trained import check_relabeled, check_same, claim, is_whole, read_result
 
+_LARGE = 128  # pixels, from which on a CPU is slow
 _COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves
 _OWN = ("generator.", "own.")  # what the names of tensors begin with of which each process has its own
 _LEARNED = ("network", "optimizer", "average")  # what the names of tensors begin with that must stay finite
@@ -103,15 +104,22 @@ class _Training:
         self.began, self.clock = time.perf_counter(), Clock(self.order.batch_size)
 
     def doubts(self) -> list[str]:
-        """What is chosen, but never takes place."""
-        chosen, last = self.experiment.objective, (self.num_steps - 1) // self.num_per_epoch
+        """What may not have been meant: what is chosen, but never takes place, and what takes very long."""
+        chosen, last, told = self.experiment.objective, (self.num_steps - 1) // self.num_per_epoch, []
         start = getattr(chosen, "start_epoch", None)  # of an objective that has one; it may be found by itself
-        if not isinstance(start, float | int) or start <= last:
-            return []
-        return [
-            f"start_epoch={start:g} of {type(chosen).__name__} is never reached in epochs={self.experiment.epochs:g}, "
-            "so that what begins there has no part in this run; start earlier, or train for longer"
-        ]
+        if isinstance(start, float | int) and start > last:
+            told.append(
+                f"start_epoch={start:g} of {type(chosen).__name__} is never reached in epochs="
+                f"{self.experiment.epochs:g}, so that what begins there has no part in this run; start earlier, or "
+                "train for longer"
+            )
+        size = self.experiment.image_size
+        if self.device.type == "cpu" and isinstance(self.splits.inputs, Files) and size >= _LARGE:
+            told.append(
+                f"images of {size} x {size} pixels take long without a GPU; size=64 --set backbone.width=16 makes a "
+                "smaller network of smaller images"
+            )
+        return told
 
     def _prepare(self) -> Step:
         """Networks, and the step that brings them together with the data."""
