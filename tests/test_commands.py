@@ -565,6 +565,35 @@ def test_a_folder_of_runs_stands_for_the_runs_in_it(runs, tmp_path):
     assert list(found.values()) == [[tmp_path / "sweep" / name for name in names], [runs[0]], []]
 
 
+def without(folder, split):
+    """The run as if it had not been judged on a split."""
+    result = json.loads((folder / "result.json").read_text())
+    del result["accuracy"][split]
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def test_what_most_of_the_runs_were_judged_on_is_compared_and_what_does_not_fit_is_left_out(runs, tmp_path, capsys):
+    folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in runs]
+    for split, place, chosen, left in (("test", 2, "validation", []), ("validation", 0, "test", [2])):
+        without(folders[place], split)
+        assert cli.main(["compare", *map(str, folders), "--json"]) == 0
+        said = capsys.readouterr()
+        told = json.loads(said.out)
+        assert told["split"] == chosen
+        assert sorted(row["run"] for group in told["groups"] for row in group["runs"]) == sorted(
+            str(folder) for number, folder in enumerate(folders) if number not in left
+        )
+        assert said.err.splitlines() == [f"note: {folders[n]} was not judged on test and is left out" for n in left]
+    assert cli.main(["compare", *map(str, folders), "--split", "test"]) == 65  # what was asked for is not changed
+
+
+def test_a_file_among_the_folders_is_left_out_of_a_comparison(runs, tmp_path, capsys):
+    (tmp_path / "report.html").write_text("")
+    assert cli.main(["compare", str(runs[0]), str(tmp_path / "report.html")]) == 0
+    assert capsys.readouterr().err == f"note: {tmp_path / 'report.html'} holds no finished run and is left out\n"
+    assert cli.main(["compare", str(tmp_path / "report.html")]) == 65
+
+
 # The demonstration
 
 

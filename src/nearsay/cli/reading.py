@@ -118,12 +118,11 @@ def predict(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Folders that nearsay train or nearsay sweep has made.", metavar="RUN", exists=True, file_okay=False
-        ),
+        typer.Argument(help="Folders that nearsay train or nearsay sweep has made.", metavar="RUN", exists=True),
     ],
     split: Annotated[
-        Split | None, typer.Option("--split", help="By default test, or validation if a run has none.")
+        Split | None,
+        typer.Option("--split", help="By default test, or validation where more runs have it; others are left out."),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write curves and tables to this file too.")] = None,
     as_json: Json = False,
@@ -136,16 +135,21 @@ def compare(
     for folder, found in done.items():
         if not found:
             print(f"note: {folder} holds no finished run and is left out", file=sys.stderr)
-    folders = [folder for found in done.values() for folder in found]
-    read = command.read_runs(folders)
+    read = command.read_runs([folder for found in done.values() for folder in found])
     chosen = command.common_split(read) if split is None else split.value
+    judged = command.judged_on(read, chosen)
+    if split is None and judged:
+        for run in read:
+            if run not in judged:
+                print(f"note: {run.path} was not judged on {chosen} and is left out", file=sys.stderr)
+        read = judged
     groups = command.compare(read, split=chosen)
     if judges_differ(read, chosen):
         print(f"note: {OTHER_JUDGES}", file=sys.stderr)
     if html is not None:
         from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
 
-        write_report(folders, html, title="Runs compared", split=chosen)
+        write_report([run.path for run in read], html, title="Runs compared", split=chosen)
     if as_json:
         print_json({"split": chosen, "groups": [command.as_tree(group) for group in groups]})
         return

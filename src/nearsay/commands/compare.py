@@ -45,8 +45,9 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
 
 def compare(runs: Sequence[FinishedRun], *, split: str = "test") -> list[Group]:
     """The runs by what they have in common; ValueError if one knows nothing of the split."""
+    judged = {run.path for run in judged_on(runs, split)}
     for run in runs:
-        if run.number("accuracy", split, "final") is None:
+        if run.path not in judged:
             known = " and ".join(run.result.get("accuracy") or ()) or "none"
             raise ValueError(
                 f"{run.path} has no accuracy on split={split!r}; it has {known}; choose a split that all runs have, or "
@@ -63,15 +64,20 @@ def compare(runs: Sequence[FinishedRun], *, split: str = "test") -> list[Group]:
     ]
 
 
+def judged_on(runs: Sequence[FinishedRun], split: str) -> list[FinishedRun]:
+    """Those that have an accuracy on a split."""
+    return [run for run in runs if run.number("accuracy", split, "final") is not None]
+
+
 def common_split(runs: Sequence[FinishedRun]) -> str:
-    """Test if all runs were judged on one, else validation."""
-    return "test" if all(run.number("accuracy", "test", "final") is not None for run in runs) else "validation"
+    """What most of the runs were judged on, test where validation has no more."""
+    return max(("test", "validation"), key=lambda split: len(judged_on(runs, split)))
 
 
 def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
     """The finished runs of each folder: itself, or those in it, as after a sweep; ValueError if there is none."""
     found = {
-        folder: [folder] if _is_finished(folder) else sorted(filter(_is_finished, folder.iterdir()))
+        folder: [folder] if _is_finished(folder) else sorted(filter(_is_finished, folder.glob("*")))
         for folder in folders
     }
     if not any(found.values()):
