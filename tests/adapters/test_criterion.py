@@ -227,6 +227,14 @@ def test_a_network_may_be_made_before_its_weights(start_epoch):
         assert_close(criterion(network(inputs), labels), expected(twin(inputs), labels))
 
 
+def test_a_captured_step_reads_the_epoch_where_it_always_is():
+    criterion = NCRCriterion(small_network()[2], NCR(k=5))
+    place = criterion._now.data_ptr()
+    for epoch in (1.0, 2.5):
+        criterion.set_epoch(epoch)
+        assert (criterion._now.data_ptr(), criterion._now.item()) == (place, epoch)
+
+
 def test_a_head_that_is_not_linear_is_refused():
     with pytest.raises(ValueError, match=r"head of type Sequential must be the torch.nn.Linear"):
         NCRCriterion(small_network())

@@ -69,8 +69,9 @@ class NCRCriterion(nn.Module):
             epoch = check_number("epoch", float(epoch), 0)
         except (TypeError, ValueError) as error:
             raise ValueError(f"epoch={epoch!r} must be a number of at least 0, as the first epoch is") from error
-        # A number would be a constant of a compiled step, which then is compiled again in every epoch.
-        self._now = torch.full((), epoch, device=self._now.device)
+        # A number would be a constant of a compiled step, which then is compiled again in every epoch; and a captured
+        # step goes on reading the memory of this very tensor.
+        self._now.fill_(epoch)
         self._stage = self.objective.stage(epoch, self.memory)
 
     def forward(self, logits: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
