@@ -66,7 +66,7 @@ def test_what_is_told_of_whole_steps_is_what_was_measured():
         speeds = measurement["images_per_second"]
         assert (number(plain), number(ncr)) == (speeds["cross-entropy"], speeds["NCR"])
         assert_told(more.partition("(")[0].strip().lstrip("+"), 100 * measurement["ncr_slower"])
-    floor, share = re.search(r"is ([\d ]+) images/s, so that NCR runs at ([\d.]+) of it", told).groups()
+    floor, share = re.search(r"allow ([\d ]+) images/s\. NCR runs at ([\d.]+) of it", told).groups()
     assert number(floor) == found["floor"]
     assert_told(share, found["rows"][-1]["of_floor"])
 
