@@ -295,18 +295,29 @@ def test_files_that_cannot_be_read_are_named_when_other_data_is_judged(photograp
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "told", "code"),
     [
-        (["x.jpg"], "1 row with an error is in "),
-        (["0.png", "x.jpg"], "2 rows, 1 of them with an error, are in "),
-        (["0.png", "1.png"], "2 rows are in "),
+        (["x.jpg"], "1 row with an error is in ", 65),
+        (["0.png", "x.jpg"], "2 rows, 1 of them with an error, are in ", 0),
+        (["0.png", "1.png"], "2 rows are in ", 0),
     ],
 )
-def test_rows_with_an_error_are_counted_when_labels_are_written(photographs, tmp_path, capsys, names, told):
+def test_rows_with_an_error_are_counted_when_labels_are_written(photographs, tmp_path, capsys, names, told, code):
     images = [str(photographs / "photos/light" / name) for name in names]
     words = ["predict", str(photographs / "first"), *images, "--out", str(tmp_path / "labels.csv")]
-    assert cli.main(words) == 0
+    assert cli.main(words) == code
     assert capsys.readouterr().out == f"{told}{tmp_path / 'labels.csv'}.\n"
+
+
+@pytest.mark.parametrize(("num", "told"), [(1, "nothing was predicted: '"), (2, "predicted: the first of 2 errors: '")])
+def test_nothing_but_errors_is_an_error_but_the_table_is_there(photographs, tmp_path, capsys, num, told):
+    paths = [tmp_path / f"{number}.csv" for number in range(num)]
+    for path in paths:
+        path.write_text("path,label\n")
+    assert cli.main(["predict", str(photographs / "first"), *map(str, paths)]) == 65
+    said = capsys.readouterr()
+    assert [line.split(",")[0] for line in said.out.splitlines()] == ["path", *map(str, paths)]
+    assert f"{told}{paths[0]}' is no JPEG" in said.err
 
 
 def test_one_example_is_told_of_as_one():

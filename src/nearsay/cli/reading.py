@@ -88,7 +88,8 @@ def predict(
 ) -> None:
     """Label images or features with a run or its ONNX file.
 
-    The table has the columns path, label, probability and error; what cannot be read is a row with an error.
+    The table has the columns path, label, probability and error; what cannot be read is a row with an error. The exit
+    code is 65 if that is all.
     """
     from nearsay import tables  # noqa: PLC0415  # brings torch
     from nearsay.commands import predict as command  # noqa: PLC0415
@@ -103,16 +104,18 @@ def predict(
     if out is not None:
         command.check_target(out)
     columns = command.predict(model, paths, device=device)
+    num, num_errors = len(columns["path"]), sum(error is not None for error in columns["error"])
     if out is None:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
-        return
-    tables.write(out, columns)
-    num_errors = sum(error is not None for error in columns["error"])
-    num = len(columns["path"])
-    told = "" if not num_errors else " with an error" if num == 1 else f", {num_errors:,} of them with an error,"
-    print(f"{counted(num, 'row')}{told} {'is' if num == 1 else 'are'} in {out}.")
+    else:
+        tables.write(out, columns)
+        told = "" if not num_errors else " with an error" if num == 1 else f", {num_errors:,} of them with an error,"
+        print(f"{counted(num, 'row')}{told} {'is' if num == 1 else 'are'} in {out}.")
+    if num == num_errors:
+        first = "" if num == 1 else f"the first of {num:,} errors: "
+        raise ValueError(f"nothing was predicted: {first}{columns['error'][0]}")
 
 
 def compare(
