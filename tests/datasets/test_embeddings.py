@@ -372,3 +372,25 @@ def test_a_label_called_nan_is_a_class_and_said_to_be_one(tmp_path):
         labels = Embeddings(path=npz(tmp_path, x=FEATURES, y=names)).open("train").labels
     assert labels.classes == ("cat", "dog", "nan")
     Embeddings(path=npz(tmp_path, x=FEATURES, y=names, classes=["cat", "dog", "nan"])).open("train")  # meant so
+
+
+def test_whole_numbers_of_floating_point_are_classes_and_nan_is_no_label(tmp_path):
+    """As pandas has them once one is missing."""
+    labels, clean = np.array([2, np.nan, 0, 1, 1, -1.0]), np.array([2.0, np.nan, -1, 1, 0, np.nan])
+    np.savez(tmp_path / "all.npz", features=FEATURES, labels=labels, clean=clean)
+    found = Embeddings(path=tmp_path / "all.npz").open("train").labels
+    assert found.given.tolist() == [2, -1, 0, 1, 1, -1]
+    assert found.clean.tolist() == [2, -1, -1, 1, 0, -1]
+
+
+@pytest.mark.parametrize("odd", [0.5, np.inf, 1e300])
+def test_numbers_that_are_not_whole_are_no_classes(tmp_path, odd):
+    np.savez(tmp_path / "all.npz", features=FEATURES, labels=np.array([0, 1, 0, 1, 0, odd]))
+    with pytest.raises(ValueError, match=r"labels in .* are float64; they must be class numbers, -1 where there is"):
+        Embeddings(path=tmp_path / "all.npz").open("train")
+
+
+def test_a_true_label_that_is_nan_among_others_is_refused(tmp_path):
+    np.savez(tmp_path / "all.npz", features=FEATURES, labels=np.arange(6) % 2, clean=[0, 1, np.nan, 1, 0, 1])
+    with pytest.raises(ValueError, match=r"row 2 of clean for .* is empty, but not everywhere in this split"):
+        Embeddings(path=tmp_path / "all.npz").open("train")

@@ -40,10 +40,10 @@ class Embeddings:
     Parquet file features are a column of lists of that name, or all columns of numbers that are called nothing else,
     neither id nor index, and are no index of pandas.
     `labels` is a `.npy`, or a table (CSV, TSV, JSON lines, Parquet) with the column label and perhaps clean and split,
-    or with one column and no header. Labels are class numbers, −1 where there is none, or names, empty where there is
-    none; names are sorted unless classes are given. A clean name that is no class, or a clean −1, is outside the
-    vocabulary; clean may be left empty in all of a split, but not for some of its labels. Without split all examples
-    are for training. In the test split clean labels, where they are known, are also given.
+    or with one column and no header. Labels are class numbers, −1 or NaN where there is none, or names, empty where
+    there is none; names are sorted unless classes are given. A clean name that is no class, or a clean −1, is outside
+    the vocabulary; clean may be left empty in all of a split, but not for some of its labels. Without split all
+    examples are for training. In the test split clean labels, where they are known, are also given.
     """
 
     path: str | Path
@@ -223,7 +223,7 @@ def _numbers(arrays: dict[str, _Array], path: Path) -> tuple[Tensor, Tensor | No
 def _is_known(arrays: dict[str, _Array], given: Tensor, rows: Tensor | None, split: str, path: Path) -> bool:
     """Whether the true labels of a split are there; ValueError where only some are, as the others would seem wrong."""
     clean = arrays["clean"]
-    empty = arrays.get("empty", np.char.str_len(clean) == 0 if clean.dtype.kind in "SU" else np.zeros(len(clean), bool))
+    empty = arrays.get("empty", np.char.str_len(clean) == 0 if clean.dtype.kind in "SU" else clean != clean)  # or NaN
     is_here = torch.ones(len(given), dtype=torch.bool) if rows is None else rows
     is_empty = torch.from_numpy(empty) & is_here
     if is_empty.equal(is_here):
@@ -254,8 +254,14 @@ def _warn_of_gaps(labels: Sequence[_Array], largest: int, path: Path) -> None:
 def _decoded(values: _Array, name: str, path: Path) -> _Array:
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind == "f":  # whole numbers beside missing ones, as pandas keeps them
+        numbers = np.where(np.isnan(values), -1, values)
+        if (np.isfinite(numbers) & (numbers == np.floor(numbers)) & (abs(numbers) < 2**53)).all():
+            return numbers.astype(np.int64)
     if values.dtype.kind not in "iuU":
-        raise ValueError(f"{name} in {path} are {values.dtype}; they must be class numbers (int64) or names (text)")
+        raise ValueError(
+            f"{name} in {path} are {values.dtype}; they must be class numbers, -1 where there is none, or names (text)"
+        )
     return values
 
 
