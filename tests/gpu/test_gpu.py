@@ -21,6 +21,7 @@ from nearsay import (
     propagate_labels,
     seeds,
 )
+from nearsay.adapters.criterion import NCRCriterion
 from nearsay.kernels.ncr import _function_for, _triton_function
 from nearsay.neighbors import nearest, normalize
 
@@ -279,6 +280,38 @@ def test_a_captured_step_replays_as_it_runs(objective):
         expected = step(objective, batch, weights, by_hand, stage, epoch.clone())
         assert_close(captured, expected, rtol=1e-4, atol=1e-5)
         assert_close(memory, by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_a_captured_loop_of_a_users_own_follows_the_epoch_that_its_criterion_is_told():
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(32, 6, generator=generator).cuda(), torch.arange(32).cuda() % 4
+    indices, head = torch.arange(32).cuda(), torch.nn.Linear(6, 4).cuda()
+    criterion = NCRCriterion(head, NCR(k=5, base=ELR(ramp=10.0)), num_examples=32)
+
+    def loss_and_gradient():
+        loss = criterion(head(inputs), labels, indices)
+        return loss.detach(), *torch.autograd.grad(loss, (head.weight, head.bias))
+
+    def reset():
+        for tensor in criterion.memory.values():
+            tensor.zero_()
+
+    criterion.set_epoch(1)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        loss_and_gradient()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = loss_and_gradient()
+    seen = []
+    for epoch in (1, 4, 8):
+        criterion.set_epoch(epoch)
+        reset()
+        graph.replay()
+        seen.append(captured[0].item())
+        reset()
+        assert_close(captured, loss_and_gradient(), rtol=1e-4, atol=1e-5)
+    assert len(set(seen)) == 3  # as the ramp rises
 
 
 def test_propagation_agrees_with_the_cpu():
