@@ -64,12 +64,13 @@ def test_gradients_of_the_fast_version_are_as_good_as_those_of_the_plain_one(spr
 def test_rounding_is_nobodys_neighbor(implementation):
     """Orthogonal rows have similarities of 1e-8 or so: weights made of them would be noise."""
     generator = torch.Generator().manual_seed(0)
-    features = torch.linalg.qr(torch.randn(64, 64, generator=generator))[0].requires_grad_()
+    exact = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64))[0]
+    features = exact.float().requires_grad_()  # in float32 qr itself is off by more than products are
     logits = torch.randn(64, 5, generator=generator)
     loss = ncr(logits, features, k=5, implementation=implementation, reduction="none")
-    assert (loss == 0).float().mean() > 0.5
     (gradient,) = gradients(loss, features)
-    assert (gradient[loss == 0].abs() < 1e8).all()
+    assert not loss.any()
+    assert not gradient.any()
 
 
 def test_autocast_around_the_backward_pass_changes_nothing():
