@@ -658,3 +658,13 @@ def test_what_follows_in_a_recipe_of_ones_own_is_told_too(tmp_path):
     (tmp_path / "mine.py").write_text(source)
     (told,) = left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=20"))
     assert told == "--set epochs=20 changes that alone; epochs=20 without --set would mean batch_size: 160, not 320"
+
+
+def test_a_recipe_of_ones_own_that_cannot_take_a_value_is_not_asked_what_would_follow(tmp_path):
+    source = (
+        "from nearsay.datasets import Toy\nfrom nearsay.experiment import Experiment\n"
+        "def recipe(epochs: float = 20.0) -> Experiment:\n"
+        "    return Experiment(data=Toy(), epochs=epochs, batch_size={10.0: 64, 20.0: 32}[epochs])\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    assert left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=15")) == []

@@ -81,15 +81,15 @@ def apply_overrides(call: Call, overrides: Sequence[str]) -> Call:
 
 def left_behind(call: Call) -> list[str]:
     """What an override did not change, but would have changed as an argument of the recipe, a sentence for each."""
-    recipe, origin = _recipe_of(call.origin), call.origin
-    told = []
+    origin, told = call.origin, []
+    types = _parameters(_recipe_of(origin), origin["recipe"])
     for change in origin["overrides"]:
         key, _, text = change.partition("=")
-        if key not in _parameters(recipe, origin["recipe"]):
+        if key not in types:
             continue
         others = [each for each in origin["overrides"] if each != change]
         try:
-            wished = apply_overrides(_call(recipe, origin["recipe"], {**origin["arguments"], key: text}, {}), others)
+            wished = apply_overrides(_call_again(origin, {**origin["arguments"], key: text}), others)
         except ConfigError:
             continue
         found = differences(to_tree(wished.experiment), to_tree(call.experiment))
@@ -116,11 +116,17 @@ def from_origin(origin: Mapping[str, Any]) -> Call:
     if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
         raise ConfigError(f"the overrides are recorded as {quoted(overrides)}; they must be a list of a.b=c")
     pairs = split_pairs([f"{key}={text}" for key, text in arguments.items()])
-    call = _call(_recipe_of(origin), name, pairs, {key: origin[key] for key in ("source", "sha256") if key in origin})
+    call = _call_again(origin, pairs)
     experiment = call.experiment
     for change in overrides:
         experiment = override(experiment, change)
     return Call(experiment, {**call.origin, "overrides": list(overrides)})
+
+
+def _call_again(origin: Mapping[str, Any], pairs: Mapping[str, str]) -> Call:
+    """The recipe of a record, without its overrides, on these arguments."""
+    record = {key: origin[key] for key in ("source", "sha256") if key in origin}
+    return _call(_recipe_of(origin), origin["recipe"], pairs, record)
 
 
 def _recipe_of(origin: Mapping[str, Any]) -> Callable[..., Any]:
