@@ -500,8 +500,13 @@ def test_images_that_a_cpu_takes_long_for_are_told(tmp_path, size, is_told):
     display = Told()
     train(call.experiment, tmp_path / "run", display=display)
     assert display.notes == is_told * [
-        "images of 128 x 128 pixels take long without a GPU; size=64 --set backbone.width=16 makes a smaller network "
-        "of smaller images"
+        "images of 128 x 128 pixels take long without a GPU; size=64 --set backbone.width=16 is faster, where the "
+        "recipe takes size="
+    ]
+    display = Told()  # the width of weights to start from is theirs
+    train(replace(call.experiment, init=str(tmp_path / "run")), tmp_path / "next", display=display)
+    assert display.notes == is_told * [
+        "images of 128 x 128 pixels take long without a GPU; size=64 is faster, where the recipe takes size="
     ]
 
 

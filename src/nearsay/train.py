@@ -115,10 +115,10 @@ class _Training:
             )
         size = self.experiment.image_size
         if self.device.type == "cpu" and isinstance(self.splits.inputs, Files) and size >= _LARGE:
-            told.append(
-                f"images of {size} x {size} pixels take long without a GPU; size=64 --set backbone.width=16 makes a "
-                "smaller network of smaller images"
-            )
+            # A network of timm has no width, and weights to start from fit one width only.
+            is_free = hasattr(self.experiment.backbone, "width") and self.experiment.init is None
+            cure = f"size=64{' --set backbone.width=16' if is_free else ''} is faster, where the recipe takes size="
+            told.append(f"images of {size} x {size} pixels take long without a GPU; {cure}")
         return told
 
     def _prepare(self) -> Step:
