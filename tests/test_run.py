@@ -319,6 +319,11 @@ def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
     with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
         raise ValueError("bad data")
     assert [each.name for each in (tmp_path / "old").iterdir()] == ["cat.jpg"]
+    (tmp_path / "old/.lock").touch()  # this too
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
+        raise ValueError("bad data")
+    assert (tmp_path / "old/.lock").exists()
+    (tmp_path / "old/.lock").unlink()
     (tmp_path / "old/experiment.json").write_text("")
     with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
         raise ValueError("bad data")

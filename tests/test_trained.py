@@ -272,6 +272,12 @@ def test_other_labels_and_weights_by_a_relative_path_are_found_from_anywhere(fol
     assert evaluate(tmp_path / "run", split="train")["num_examples"] == 120
 
 
+def test_labels_that_a_run_hides_are_no_other_labels_than_those_of_its_file(folder, tmp_path):
+    call = made(f"relabeled={folder / 'labels.npz'}", "labeled=0.5", epochs=0.02)
+    first, again = (train(call.experiment, tmp_path / "run", origin=call.origin) for _ in range(2))
+    assert first == again
+
+
 def test_another_experiment_does_not_go_into_the_folder(copy):
     with open_run(copy) as run:
         check_same(run, made().experiment)

@@ -369,6 +369,15 @@ def test_memory_keeps_the_bases_under_its_name():
             {"indices": torch.arange(13), "pool": (torch.zeros(3, 4), torch.zeros(2, 5), torch.arange(3))},
             r"features \(2, 5\) of the pool",
         ),
+        ({"features": torch.zeros(13, 5, device="meta")}, "features of the batch are on meta .*; move them there"),
+        ({"indices": torch.arange(13, device="meta")}, "indices of the batch are on meta and the logits are on cpu"),
+        (
+            {
+                "indices": torch.arange(13),
+                "pool": (torch.zeros(3, 4, device="meta"), torch.zeros(3, 5), torch.arange(3)),
+            },
+            "logits of the pool are on meta",
+        ),
     ],
 )
 def test_bad_input_is_named_in_one_sentence(change, words):
