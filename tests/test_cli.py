@@ -163,7 +163,11 @@ ERRORS = [
     (MemoryError(), 71, "error: out of memory (MemoryError); try a smaller batch_size, or another device"),
     (torch.OutOfMemoryError("CUDA out of memory\nmore"), 71, "error: out of memory (CUDA out of memory);"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "error: out of memory (Default"),
-    (PermissionError(13, "Permission denied", "x/y"), 74, "error: x/y: Permission denied"),
+    (
+        PermissionError(13, "Permission denied", "x/y"),
+        74,
+        "error: x/y: Permission denied; change its permissions, or use a place where you may read and write",
+    ),
     (
         ImportError("libtorch.so: failed to map segment from shared object"),
         71,

@@ -38,7 +38,12 @@ def explain(error: BaseException, code: int, *, takes_batches: bool = True) -> s
             cure = "try another device" if is_of_device else "end other programs, or use a machine with more of it"
         return f"out of memory ({first_line(error)}); {cure}"
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        cure = (
+            "; change its permissions, or use a place where you may read and write"
+            if isinstance(error, PermissionError)
+            else ""
+        )
+        return f"{error.filename}: {error.strerror}{cure}"
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":  # only names of files come with such text
         around = error.object[max(0, error.start - 20) : error.end + 20]
         return f"a name is not UTF-8 (in {around!r}); rename that file or folder"
