@@ -206,6 +206,9 @@ def _without_reader() -> int:
 def _explain_usage(error: typer.TyperException) -> str:
     told = error.format_message().rstrip(".").replace("Value error, ", "")
     told = told[:1].lower() + told[1:]
+    wrong: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()  # what pydantic says leaves out the value
+    if wrong:
+        told = told.replace("Input should", f"{wrong[0]['input']!r} should")
     context = getattr(error, "ctx", None)
     verb = context.command_path if context is not None else "nearsay"
     option = getattr(error, "option_name", "")
