@@ -82,7 +82,7 @@ WRONG = [  # command line, exit code, words of the message
     ("train toy --set objective.k=many", 2, "objective.k='many' must be a whole number"),
     ("train toy --set epochs=-1", 2, "epochs=-1"),
     ("train toy --device gpu9", 2, "gpu9"),
-    ("train missing.py", 2, "missing.py"),
+    ("train missing.py", 2, "there is no recipe 'missing.py'; check the name, and the folder that it is relative to"),
     ("train broken.py", 2, "broken.py"),
     ("train fails.py", 2, "ZeroDivisionError"),
     ("train toy --out file", 73, "cannot write into file"),

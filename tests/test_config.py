@@ -219,7 +219,7 @@ def test_a_name_that_no_file_can_have_is_no_recipe(name):
         ("clothing1m", "path=x method=oracle", "method='oracle' must be one of standard, mixup, "),
         ("embeddings", "path=x hidden=a", "hidden='a' must be a whole number, or several separated by commas"),
         ("embeddings", "path=x hidden=", "hidden is (); it must name the width"),
-        ("no_such_file.py", "", "the recipe 'no_such_file.py' cannot be read: "),
+        ("no_such_file.py", "", "there is no recipe 'no_such_file.py'; check the name, and the folder that it is"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_sentence(recipe, arguments, sentence):

@@ -160,8 +160,11 @@ def test_recorded_labels_are_learned_if_they_belong_to_the_data(tmp_path):
     with pytest.raises(ValueError, match="holds 89 labels of 3 classes, but the data has 90 examples of 3"):
         open_splits(experiment(relabeled=str(tmp_path / "b.npz")))
     (tmp_path / "c.npz").write_bytes(b"text")
-    with pytest.raises(ValueError, match=r"c\.npz' cannot be read"):
+    with pytest.raises(ValueError, match=r"c\.npz' cannot be read: .*; nearsay clean and nearsay propagate make"):
         open_splits(experiment(relabeled=str(tmp_path / "c.npz")))
+    np.savez(tmp_path / "d.npz", features=given)
+    with pytest.raises(ValueError, match=r"d\.npz' has no array 'given'; nearsay clean and nearsay propagate make one"):
+        open_splits(experiment(relabeled=str(tmp_path / "d.npz")))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_recorded_labels_are_learned_if_they_belong_to_the_data(tmp_path):
         (np.full(4, np.nan), r"holds labels of float64 and shape"),
         (np.array(["cat"] * 4), r"holds labels of <U3 and shape"),
         (np.array(1), r"holds labels of int64 and shape \(\);"),
-        (np.array([{}] * 4), r"cannot be read: it is no .npz file, or holds objects$"),
+        (np.array([{}] * 4), r"cannot be read: it is no .npz file, or holds objects; nearsay clean"),
     ],
 )
 def test_recorded_labels_that_are_no_class_numbers_are_refused(tmp_path, given, told):

@@ -279,17 +279,21 @@ def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: 
 
 def _recorded(path: Path, labels: Labels, inputs: Inputs) -> Tensor:
     """(N,) labels that an earlier command has written."""
+    cure = "nearsay clean and nearsay propagate make one"
     try:
         content = path.read_bytes()
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            missing = next((name for name in ("given", "classes") if name not in arrays.files), "")
             names = str(arrays["names"]) if "names" in arrays.files else ""
-            given, classes = arrays["given"], tuple(map(str, arrays["classes"]))
-    except FileNotFoundError as error:
-        raise ValueError(f"relabeled={str(path)!r} is no file; nearsay clean and nearsay propagate make one") from error
+            given, classes = (np.empty(0), ()) if missing else (arrays["given"], tuple(map(str, arrays["classes"])))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ValueError(f"relabeled={str(path)!r} is no file; {cure}") from error
     except Exception as error:  # what is no such file can raise anything
         reason = one_line(error)
         reason = "it is no .npz file, or holds objects" if "allow_pickle" in reason else reason
-        raise ValueError(f"relabeled={str(path)!r} cannot be read: {reason}") from error
+        raise ValueError(f"relabeled={str(path)!r} cannot be read: {reason}; {cure}") from error
+    if missing:
+        raise ValueError(f"relabeled={str(path)!r} has no array {missing!r}; {cure}")
     if given.dtype.kind not in "iu" or given.ndim != 1:
         told = f"holds labels of {given.dtype} and shape {given.shape}"
         raise ValueError(f"relabeled={str(path)!r} {told}; they must be class numbers, one for each example")

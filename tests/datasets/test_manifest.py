@@ -192,8 +192,10 @@ def test_splits_are_told_apart_and_share_their_classes(folder):
 def test_a_missing_split_is_named(folder):
     with pytest.raises(ValueError, match=r"split='test' is not in .*m\.csv; it has train$"):
         manifest(folder, "path,label\na.jpg,cat\n").open("test")
-    with pytest.raises(ValueError, match=r"split='train' is not in .*m\.csv; it has no rows$"):
+    with pytest.raises(ValueError, match=r"m\.csv has no rows below its first line; add one for each image$"):
         manifest(folder, "path,label\n").open("train")
+    with pytest.raises(ValueError, match=r"is a folder, and no table; nearsay train folder reads folders of images$"):
+        Manifest(path=folder).open("train")
 
 
 @pytest.mark.parametrize("column", ["clean", "clean_label"])

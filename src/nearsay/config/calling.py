@@ -50,6 +50,9 @@ def call_recipe(name_or_path: str, arguments: Sequence[str]) -> Call:
     path = Path(name_or_path)
     try:
         source = path.expanduser().read_text("utf-8-sig")
+    except FileNotFoundError as error:
+        cure = "check the name, and the folder that it is relative to"
+        raise ConfigError(f"there is no recipe {quoted(name_or_path)}; {cure}") from error
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"the recipe {quoted(name_or_path)} cannot be read: {first_line(error)}") from error
     record = {"source": source, "sha256": _sha256(source)}

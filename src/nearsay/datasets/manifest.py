@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nearsay import tables
 from nearsay.core import Files, Labels, NoSplit, Split
-from nearsay.tables import Problems, Table
+from nearsay.tables import Problems, Table, TableError
 
 SPLITS = {None: "train", "train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _CLEAN = ("clean", "clean_label")
@@ -63,7 +63,9 @@ class Manifest:
         problems.raise_any()
         if not names:
             known = [each for each in dict.fromkeys(SPLITS.values()) if each in splits]
-            raise NoSplit(f"split={split!r} is not in {table.path}; it has {' and '.join(known) or 'no rows'}")
+            if not known:
+                raise NoSplit(f"{table.path} has no rows below its first line; add one for each image")
+            raise NoSplit(f"split={split!r} is not in {table.path}; it has {' and '.join(known)}")
         numbers: dict[str | None, int] = {name: number for number, name in enumerate(classes)}
         given = _numbers(compress(table.columns["label"], chosen), numbers)
         labels = Labels(given=given, clean=None if clean is None else _numbers(clean, numbers), classes=classes)
@@ -78,7 +80,9 @@ class Manifest:
         return {name: list(compress(cells, chosen)) for name, cells in table.columns.items() if name not in _KNOWN}
 
     def _read(self, columns: Sequence[str] | None) -> Table:
-        table = tables.read(self.path, columns=columns)
+        if (path := Path(self.path).expanduser()).is_dir():
+            raise TableError(f"{path} is a folder, and no table; nearsay train folder reads folders of images")
+        table = tables.read(path, columns=columns)
         problems = Problems(table.path)
         found = ", ".join(map(repr, table.header))[:200]
         spelled = {name.strip().lower(): name for name in table.header}
