@@ -289,7 +289,8 @@ def test_what_is_written_by_hand_is_taken_word_for_word(tmp_path):
     (tmp_path / "choices.md").write_text("*Why* a root.\n")
     text = make_page(tmp_path)
     assert "## What was found, and what fell short\n\n*Why* 80 % falls short.\n\n## Protocol" in text
-    assert "## How `nearsay` came to be as it is\n\n*Why* a root.\n\n## Machines" in text
+    assert "## How `nearsay` came to be as it is\n\n[method.md](method.md#nearsay) explains the words.\n\n" in text
+    assert ".\n\n*Why* a root.\n\n## Machines" in text
 
 
 @pytest.mark.parametrize("name", ["found.md", "choices.md"])

@@ -34,7 +34,8 @@ _TIERS: dict[Tier, str] = {
     "C": "short, one seed: all other cells, and the questions below",
 }
 _LENGTHS: dict[Protocol, str] = {
-    "short": "100 epochs instead of 250; warm-up, averaging and the start of NCR beside ELR are shorter with it",
+    "short": "100 epochs instead of 250; warm-up, averaging and the start of NCR beside ELR are shorter with it. The "
+    "paper's numbers, some of which are what is to be reached, are after 250",
     "paper": "250 epochs in batches of 256, learning rate 0.1 on a cosine, weight decay 5e-4, as the paper prints",
 }
 
@@ -59,7 +60,8 @@ def make_page(folder: Path) -> str:
     for protocol in EPOCHS:
         numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
         blocks += [*_protocol(protocol, numbers, wanted), *variations.section(numbers, wanted)]
-    blocks += [*_changed(changed), "## How `nearsay` came to be as it is", _written(folder / CHOICES, everything)]
+    blocks += [*_changed(changed), "## How `nearsay` came to be as it is"]
+    blocks += ["[method.md](method.md#nearsay) explains the words.", _written(folder / CHOICES, everything)]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
 
 
@@ -82,8 +84,13 @@ def _rules(records: dict[str, Record]) -> list[str]:
     hardware = sorted({record["hardware"] for record in records.values()})
     where = f"on {' and '.join(hardware)}" if hardware else "of the machine that ran them"
     return [
-        "- An accuracy is that of the final epoch on the clean test set, in percent: of one run, or the mean ± "
-        "standard deviation (n − 1) over n seeds. Of the tables, only the lists of runs have the best epoch.\n"
+        "- *The paper* is Iscen et al., Learning with Neighbor Consistency for Noisy Labels, CVPR 2022; "
+        "[methods.md](methods.md) says what each method is.\n"
+        "- AUROC: how often a wrong label is found more suspicious than a right one. AP: average precision, near 1 if "
+        "the wrong labels stand before all others.\n"
+        "- An accuracy of ours is that of the final epoch on the clean test set, in percent: of one run, or the mean ± "
+        "standard deviation (n − 1) over n seeds. Of the tables, only the lists of runs have the best epoch. For "
+        "numbers of others, the column *from* names the epoch where it is known.\n"
         "- All 50 000 images are trained on and none is held out, as the recipe's protocols have it, except where a "
         "setting is chosen; the public ELR code holds out 5 000, and so may the paper.\n"
         "- Symmetric noise redraws that share of the labels over all classes, so that at 40 % about 36 % are wrong; "
@@ -257,7 +264,14 @@ def _all_runs(records: dict[str, Record], wanted: Sequence[Wanted]) -> list[str]
         )
         blocks += [f"### Protocol `{protocol}`, run by run", table((*header, "commit"), map(_run, mine))]
         blocks += ["\n".join(f"    {each['command']}" for each in mine)]
-    return blocks if len(blocks) > 1 else [*blocks, "No run is recorded yet."]
+    if len(blocks) == 1:
+        return [*blocks, "No run is recorded yet."]
+    told = (
+        "Accuracies on the test set after the final epoch, after the best one and in the mean of the last ten, that "
+        "on held-out examples; AUROC and AP of the confidence in the given labels; the share of labels that are wrong; "
+        "memory of the device at most. The command of each run stands below its table, in the same order."
+    )
+    return [blocks[0], told, *blocks[1:]]
 
 
 def _run(record: Record) -> list[str]:
