@@ -73,7 +73,7 @@ def recipe(
 
     Command: nearsay train cifar10 path=data method=ncr+elr+ noise=0.4 protocol=elr
 
-    Time: protocol=short on one H200, with machine.compile=true: 1.5 minutes, elr+ and ncr+elr+ 4, nearsay 5.
+    Time: protocol=short with an H200 to itself and machine.compile=true: ncr 1.5 minutes, ncr+elr+ 4.5, nearsay 5.
     Accuracy: protocol=short, noise=0.4, seed 0: ncr 86.4 %, ncr+mixup 91.3 %, ncr+elr+ 94.4 % (n = 1, commit 7afe316);
     docs/results.md has all that was run.
 
