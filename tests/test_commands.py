@@ -468,7 +468,7 @@ def test_runs_that_differ_in_their_seed_have_a_mean(runs):
     assert first.deviation == pytest.approx(0.1 / 2**0.5)  # of a sample of two
     headers, rows = compare.comparison_cells(groups, "test")
     assert [len(row) for row in rows] == [len(headers)] * 4
-    assert headers[4:7] == ["test, final", "best", "last 10 at most"]  # a run may have fewer epochs
+    assert headers[4:7] == ["test, final", "best", "mean of last 10 or fewer"]  # a run may have fewer epochs
     assert [row[headers.index("test, final")] for row in rows] == ["80.0 %", "90.0 %", "85.0 ± 7.1", "50.0 %"]
     assert [row[3] for row in rows] == ["0", "1", "n=2", "0"]
     assert [row[0] for row in rows] == ["ncr", "ncr", "ncr: mean ± std", "standard"]

@@ -220,7 +220,7 @@ def print_table(table: Table) -> None:
 
 def summarize(result: Mapping[str, Any]) -> Table:
     """What came of a training: accuracies, and what it thinks of right and wrong labels where the truth is known."""
-    table = make_table(("accuracy", "final", "best", "last 10 epochs at most"))
+    table = make_table(("accuracy", "final", "best", "mean of last 10 or fewer"))
     for split, found in result["accuracy"].items():
         table.add_row(split, *(percent(found.get(name)) for name in ("final", "best", "last_10")))
     told = {

@@ -393,7 +393,7 @@ def test_a_matrix_too_large_to_be_read_is_left_out(told, tmp_path, monkeypatch, 
 
 def test_a_run_of_fewer_than_ten_epochs_is_not_said_to_have_them(told, tmp_path):
     words = told(write_run(tmp_path / "a")).words()
-    assert "last 10 epochs at most (%)" in words
+    assert "mean of last 10 or fewer (%)" in words
     assert "the mean over the last 10 epochs, or over all of a shorter run;" in words
 
 

@@ -112,7 +112,17 @@ def as_tree(group: Group) -> dict[str, Any]:
 
 def comparison_cells(groups: Sequence[Group], split: str) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a table: every run, and after those of a group their means."""
-    headers = ["method", "recipe", "noise", "seed", f"{split}, final", "best", "last 10 at most", "seconds", "images/s"]
+    headers = [
+        "method",
+        "recipe",
+        "noise",
+        "seed",
+        f"{split}, final",
+        "best",
+        "mean of last 10 or fewer",
+        "seconds",
+        "images/s",
+    ]
     names = _names([row for group in groups for row in group.rows])
     rows = []
     for group in groups:

@@ -44,7 +44,7 @@ def results(comparison: Comparison) -> Section:
     groups, split = comparison
     columns = [
         Column("final accuracy (%)", ("accuracy", split or "", "final"), 100, 2),
-        Column("last 10 epochs at most (%)", ("accuracy", split or "", "last_10"), 100, 2),
+        Column("mean of last 10 or fewer (%)", ("accuracy", split or "", "last_10"), 100, 2),
         Column("memorized (%)", ("memorization", "memorized"), 100, 1),
         Column("corrected (%)", ("memorization", "corrected"), 100, 1),
         Column("AUROC", ("detection", "auroc"), 1, 3),
