@@ -138,7 +138,10 @@ def test_what_is_no_run_is_told_in_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["audit.py", str(tmp_path / "nowhere")])
     with pytest.raises(SystemExit, match="65"):
         benchmark.main()
-    assert f"error: {tmp_path / 'nowhere'}: the labels of the run cannot be read" in capsys.readouterr().err
+    assert (
+        f"error: {tmp_path / 'nowhere'} has no labels in labels.npz; give the folder of a run"
+        in capsys.readouterr().err
+    )
 
 
 def test_drawn_sheets_are_bright():

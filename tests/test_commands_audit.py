@@ -268,7 +268,7 @@ def test_a_run_without_dynamics_is_audited_without_them(run):
         ("predictions/train.safetensors", None, "is missing; train the run to its end first"),
         ("predictions/train.safetensors", b"nothing", "cannot be read"),
         ("dynamics.safetensors", b"nothing", "cannot be used"),
-        ("labels.npz", b"nothing", "labels of the run cannot be read"),
+        ("labels.npz", b"nothing", "labels.npz cannot be read: .*; start again in another folder"),
         ("experiment.json", b"[]", "is no run folder"),
         ("experiment.json", b"{}", "was trained from Python"),
     ],

@@ -66,6 +66,9 @@ def read_origin(folder: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
+    except FileNotFoundError as error:
+        cure = "give the folder that nearsay train has named"
+        raise RunError(f"{folder} is no run folder, as it has no {path.name}; {cure}", BAD_DATA) from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder} is no run folder: {path.name} cannot be read ({error})", BAD_DATA) from error
     return found
@@ -85,10 +88,14 @@ def read_experiment(folder: Path) -> Experiment:
 
 def read_labels(folder: Path) -> Labels:
     """The labels that were learned in a run."""
+    path = folder / "labels.npz"
     try:
-        return unpack_labels((folder / "labels.npz").read_bytes())
+        return unpack_labels(path.read_bytes())
+    except FileNotFoundError as error:
+        cure = "give the folder of a run, or start the run again, which writes them anew"
+        raise RunError(f"{folder} has no labels in {path.name}; {cure}", BAD_DATA) from error
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder}: the labels of the run cannot be read ({error})", BAD_DATA) from error
+        raise RunError(f"{folder}: {error}", BAD_DATA) from error
 
 
 def open_trained(folder: Path) -> Trained:

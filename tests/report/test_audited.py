@@ -197,7 +197,7 @@ def test_what_the_page_leaves_out_is_said_to_be_in_the_table(monkeypatch):
     monkeypatch.setattr(suspects, "MOST_SUSPECTS", 2)
     words = read(make_findings(["cat", "dog", "emu"])).words("The most suspicious labels")
     assert "The first 2 of 3 suspicious labels" in words
-    assert "The others are in audit.csv of the run." in words
+    assert "The other suspicious labels are in audit.csv of the run." in words
 
 
 @pytest.mark.parametrize(("num_classes", "has_map"), [(2, True), (30, True), (31, False), (100, False)])

@@ -29,7 +29,7 @@ def gallery(findings: Findings) -> Section:
         f"{'' if are_all else f'The first {len(shown):,} of '}{counted(len(suspects), 'suspicious label')}; the lowest "
         "score is the most suspicious. Below each are its nearest examples with their labels and similarities (%).",
         "Those that carry the suggested label have a solid frame, those that carry the given one a dashed one.",
-        "" if are_all else "The others are in audit.csv of the run.",
+        "" if are_all else "The other suspicious labels are in audit.csv of the run.",
     )
     cards = joined(_card(findings, position, number) for number, position in enumerate(shown, start=1))
     return Section("The most suspicious labels", joined([text, Markup('<ol class="cards">{}</ol>').format(cards)]))
