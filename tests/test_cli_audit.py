@@ -198,6 +198,22 @@ def test_after_the_images_were_moved_away_it_is_said_what_is_left_out_and_no_old
     (photographs / "x.jpg").rename(photos / "light/x.jpg")
 
 
+def test_where_files_of_a_manifest_are_gone_the_first_of_them_is_named(photographs, tmp_path, capsys):
+    shutil.copytree(photographs / "photos", tmp_path / "photos", ignore=shutil.ignore_patterns("x.jpg"))
+    paths = sorted(path.relative_to(tmp_path) for path in (tmp_path / "photos").rglob("*.png"))
+    table, run = tmp_path / "labels.csv", str(tmp_path / "run")
+    table.write_text("path,label\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
+    quick = ["size=8", "epochs=1", "--set", "backbone.width=2", "--quiet"]
+    assert cli.main(["train", "manifest", f"path={table}", *quick, "--out", run]) == 0
+    (tmp_path / "photos").rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    for words in (["audit", run, "--no-report"], ["clean", run]):
+        assert cli.main(words) == 0
+        told = capsys.readouterr().err
+        assert f"note: the data is not as it was ({table}: 24 problems, the first 20: {table}:2: path " in told
+        assert f"{str(paths[0])!r} names no file below " in told
+
+
 def test_an_audit_is_doubted_above_a_share_of_wrong_labels_and_not_at_it(photographs, capsys, monkeypatch):
     run = photographs / "first"
     estimate = audit_run(run, report=False).audit.noise_rate.estimate

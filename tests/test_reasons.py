@@ -11,6 +11,10 @@ REPORT = ValueError("\n  wrong shape\n  index: 1 Got: 3\tExpected: 2\n")
 
 def test_a_long_report_is_told_by_its_first_line():
     assert first_line(REPORT) == "wrong shape"
+    assert first_line(ValueError("a.csv: 2 problems:\n  a.csv:2: no label\na.csv:9: no path")) == (
+        "a.csv: 2 problems: a.csv:2: no label"  # the first line alone would tell nothing
+    )
+    assert first_line(ValueError("what is this:")) == "what is this:"
 
 
 def test_a_short_one_is_told_whole_in_one_line():

@@ -2,8 +2,9 @@
 
 
 def first_line(error: BaseException) -> str:
-    """Its first line, without the rest of a long report."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Its first line, without the rest of a long report; and the second, where the first only announces it."""
+    first, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
