@@ -28,6 +28,7 @@ _NAMES = {  # the same of all arrays
     "classes": ("classes",),
 }
 _KNOWN = {name for names in _NAMES.values() for name in names}
+_LABELS = "they must be class numbers, -1 where there is none, or names (text)"
 _SPLITS = {"": "train", "train": "train", "val": "validation", "validation": "validation", "test": "test"}
 
 
@@ -256,12 +257,12 @@ def _decoded(values: _Array, name: str, path: Path) -> _Array:
         values = np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind == "f":  # whole numbers beside missing ones, as pandas keeps them
         numbers = np.where(np.isnan(values), -1, values)
-        if (np.isfinite(numbers) & (numbers == np.floor(numbers)) & (abs(numbers) < 2**53)).all():
-            return numbers.astype(np.int64)
+        odd = numbers[~(np.isfinite(numbers) & (numbers == np.floor(numbers)) & (abs(numbers) < 2**53))]
+        if len(odd):
+            raise ValueError(f"{name} in {path} hold {odd[0]}; {_LABELS}")
+        return numbers.astype(np.int64)
     if values.dtype.kind not in "iuU":
-        raise ValueError(
-            f"{name} in {path} are {values.dtype}; they must be class numbers, -1 where there is none, or names (text)"
-        )
+        raise ValueError(f"{name} in {path} are {values.dtype}; {_LABELS}")
     return values
 
 
