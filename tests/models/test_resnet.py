@@ -155,17 +155,24 @@ def test_small_images_may_be_very_small():
 
 
 @pytest.mark.parametrize(
-    "network",
-    ["ResNet(width=8, small_images=False)", "ResNet(width=3, small_images=False)", "PreActResNet18(width=4)"],
+    ("network", "rows", "edge", "threads"),
+    [
+        ("ResNet(width=8, small_images=False)", 2, 224, 1),
+        ("ResNet(width=3, small_images=False)", 2, 224, 1),
+        ("PreActResNet18(width=4)", 2, 64, 1),
+        ("ResNet(width=8)", 7, 32, 2),
+        ("ResNet(width=8)", 33, 16, 2),
+    ],
 )
-def test_narrow_networks_learn_from_large_images_on_a_cpu(network):
-    """In a process of its own, which torch may end without a word."""
+def test_narrow_networks_learn_on_a_cpu(network, rows, edge, threads):
+    """In a process of its own, which torch may end without a word: by large images, or by threads that share few."""
     code = f"""
 import torch
 from nearsay.models import PreActResNet18, ResNet
 
+torch.set_num_threads({threads})
 learner = {network}.build(4).to(memory_format=torch.channels_last)
-images = torch.randn(2, 3, *(2 * [{224 if "small" in network else 64}])).to(memory_format=torch.channels_last)
+images = torch.randn({rows}, 3, {edge}, {edge}).to(memory_format=torch.channels_last)
 learner(images).logits.square().sum().backward()
 assert all(each.grad.isfinite().all() for each in learner.parameters())
 """

@@ -187,12 +187,12 @@ def _layers(
 class _Narrow(nn.Conv2d):
     """A 1×1 convolution with stride and few inputs, whose gradient torch 2.13 computes on CPUs outside of its memory.
 
-    That is where these are channels_last and of 50 × 50 places or more: the process dies without a word. Without
-    stride, on every second place, the same comes out.
+    That is where these are channels_last: of 50 × 50 places or more, or an odd number of images for several threads.
+    The process dies without a word. Without stride, on every second place, the same comes out.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name
-        if input.device.type != "cpu" or not input.requires_grad or input.shape[2] * input.shape[3] <= 32 * 32:
+        if input.device.type != "cpu" or not input.requires_grad:
             return super().forward(input)
         down, right = self.stride
         return functional.conv2d(input[:, :, ::down, ::right], self.weight)
