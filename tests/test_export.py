@@ -148,9 +148,9 @@ def test_an_onnx_file_stands_alone_and_refuses_what_does_not_fit(features_run, o
     alone = shutil.copy(onnx_of(features_run), tmp_path / "alone.onnx")
     found = predict_onnx(alone, some_features()).predictions
     assert_close(found.logits, expected(features_run, some_features()).logits, rtol=0, atol=1e-4)
-    with pytest.raises(ValueError, match=r"5 images do not fit: .*alone.onnx was trained on features"):
+    with pytest.raises(ValueError, match=r"^images do not fit: .*alone.onnx was trained on features"):
         predict_onnx(alone, some_images())
-    with pytest.raises(ValueError, match="1 images do not fit"):
+    with pytest.raises(ValueError, match="images do not fit"):
         predict_onnx(alone, Files(tmp_path, ("a.png",)))
     with pytest.raises(ValueError, match=r"inputs \(2, 31\) do not fit .*alone.onnx"):
         predict_onnx(alone, torch.zeros(2, 31))

@@ -105,7 +105,7 @@ def test_what_does_not_fit_the_file_is_one_sentence(onnx_of, tmp_path, capsys):
     toy = str(onnx_of("toy"))
     for words, code, told in (
         ([toy, "narrow.npy"], 65, "inputs (2, 31) do not fit"),
-        ([toy, "image.png"], 65, "1 images do not fit"),
+        ([toy, "image.png"], 65, "images do not fit"),
         ([toy, "narrow.npy", "--device", "cuda"], 65, "is run on the CPU, not on cuda; leave the device out"),
         (["bad.onnx", "image.png"], 65, "bad.onnx is no ONNX file that can be run"),
     ):

@@ -100,7 +100,7 @@ def test_the_number_of_inputs_is_recorded_and_not_guessed(copy):
 
 def test_inputs_of_the_wrong_kind_are_refused(folder, tmp_path):
     for images in (torch.zeros(2, 3, 4, 4), Files(tmp_path, ("a.jpg", "b.jpg"))):
-        with pytest.raises(ValueError, match="2 images do not fit: this run was trained on features"):
+        with pytest.raises(ValueError, match=r"^images do not fit: this run was trained on features"):
             predict_run(folder, images)
     with pytest.raises(ValueError, match=r"features \(2, 31\) do not fit: this run was trained on rows of 32; give"):
         predict_run(folder, torch.zeros(2, 31))

@@ -124,9 +124,7 @@ def predict_onnx(path: Path, inputs: Inputs) -> Predicted:
     are_images = not isinstance(inputs, Tensor) or inputs.ndim == 4
     if are_images != wants_images:
         kinds = ("features", "images")
-        raise ValueError(
-            f"{len(inputs)} {kinds[are_images]} do not fit: {path} was trained on {kinds[wants_images]}; give those"
-        )
+        raise ValueError(f"{kinds[are_images]} do not fit: {path} was trained on {kinds[wants_images]}; give those")
     if isinstance(inputs, Tensor) and inputs.dtype != (wanted := torch.uint8 if wants_images else torch.float32):
         raise ValueError(f"inputs of {inputs.dtype} must be {wanted}, as they were for training")
     if not len(inputs):

@@ -292,9 +292,7 @@ def _array_shape(inputs: Inputs) -> list[int] | None:
 def _check_inputs(inputs: Inputs, trained: Trained, num_inputs: int) -> None:
     if isinstance(inputs, Files) or inputs.ndim == 4:
         if not trained.wants_images:
-            raise ValueError(
-                f"{len(inputs)} images do not fit: this run was trained on features; give an array of them"
-            )
+            raise ValueError("images do not fit: this run was trained on features; give an array of them")
         num_channels = 3 if isinstance(inputs, Files) else inputs.shape[1]
         if num_channels != num_inputs:
             told = f"this run was trained on images of {num_inputs}; give such images as an array, from Python"
