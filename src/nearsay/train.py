@@ -218,12 +218,13 @@ class _Training:
     def _save(self, done: int) -> None:
         self._look(done)  # no checkpoint is written of what is not finite
         own = own_states(self.device, self.step.buffers())
-        if self.run is None:
-            return
         learned = self.step.tensors()
         must_be_finite = [each for name, each in learned.items() if name.startswith(_LEARNED)]
-        if not torch.stack([each.isfinite().all() for each in must_be_finite]).all():
+        is_bad = not torch.stack([each.isfinite().all() for each in must_be_finite]).all()
+        if dist.agreed([is_bad], self.device)[0]:
             self._report_not_finite(done - 1)  # a finite gradient can still be too much for a weight
+        if self.run is None:
+            return
         state = {
             "step": done,
             "stage": self.stage,

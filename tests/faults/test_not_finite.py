@@ -309,11 +309,26 @@ def test_the_command_line_tells_it_in_one_sentence(recipe, tmp_path, capsys):
     assert re.fullmatch(r"error: the loss.* not finite at step 5 .*not_finite\.json.*\n", told)
 
 
-def test_one_process_of_two_stops_both(recipe, tmp_path):
+FAR = {"MLP(hidden=(8,))": "Linear()", "import MLP": "import Linear"}  # then the first step overflows a weight alone
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "bad"),
+    [
+        (["at=2", "value=inf", "rank=1"], {}, 2),
+        (["at=99", "--set", "optimizer.lr=1e38", "--set", "data.distance=1e4"], FAR, 0),
+    ],
+    ids=["a loss on one", "a weight"],
+)
+def test_one_of_two_processes_stops_both(tmp_path, words, changes, bad):
+    text = SPOILED
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (tmp_path / "recipe.py").write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "nearsay", "train", recipe, "at=2", "value=inf", "rank=1"]
+    command = [sys.executable, "-m", "nearsay", "train", str(tmp_path / "recipe.py"), *words]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
@@ -330,7 +345,8 @@ def test_one_process_of_two_stops_both(recipe, tmp_path):
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [76, 76], told
-    assert all("not finite at step 2 " in each for each in told)
+    assert all(f"not finite at step {bad} " in each for each in told)
     newest = checkpoint_of(tmp_path / "run")
-    assert newest.step == 2
-    assert_is_finite(newest)
+    assert (0 if newest is None else newest.step) == bad
+    if newest is not None:
+        assert_is_finite(newest)
