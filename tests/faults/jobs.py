@@ -172,5 +172,5 @@ def is_over(pid: int) -> bool:
     """Whether the process has ended, even if nobody has asked for its exit code yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # also while it is read
         return True
