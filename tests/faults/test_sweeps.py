@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from faults.jobs import is_over
 from nearsay.display import Silent
 from nearsay.run import RunError
 from nearsay.sweep import grid, make_space, run_all, running, search
@@ -48,15 +49,6 @@ def until(claim, seconds=60):
     while not claim() and time.monotonic() < deadline:
         time.sleep(0.05)
     return claim()
-
-
-def is_over(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    with open(f"/proc/{pid}/stat") as file:  # nobody may be there to ask how it ended
-        return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
 def hold(folder, seconds):
