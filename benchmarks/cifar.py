@@ -254,13 +254,15 @@ def _left(arguments, done, place, failed):
 
 def _found(arguments):
     """What is recorded in the folder of runs, and why others failed, also by other processes."""
-    failures = sorted(_failure(arguments, "").parent.glob("*.json"))
-    return read_records(arguments.runs / "records"), {path.stem: _reason(path) for path in failures}
+    told = {path.stem: _reason(path) for path in sorted(_failure(arguments, "").parent.glob("*.json"))}
+    return read_records(arguments.runs / "records"), {name: reason for name, reason in told.items() if reason}
 
 
 def _reason(path):
     try:
         return str(json.loads(path.read_text("utf-8"))["reason"])
+    except FileNotFoundError:
+        return ""  # another process has made up for it meanwhile
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} does not tell why a run failed: {error}; remove it, and it is run again") from error
 
@@ -388,10 +390,8 @@ def _tell(record):
 
 def _commit():
     with suppress(OSError, subprocess.CalledProcessError):
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True, cwd=ROOT
-        )
-        return told.stdout.strip()
+        words = ["git", "describe", "--always", "--dirty"]
+        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
     return ""
 
 

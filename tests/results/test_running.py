@@ -331,6 +331,17 @@ def test_a_damaged_reason_of_a_failure_is_told_by_its_file(run, tmp_path, capsys
     assert err.endswith("; remove it, and it is run again\n")
 
 
+def test_a_failure_that_another_process_takes_back_meanwhile_is_none(tmp_path, capsys):
+    path = tmp_path / "runs" / "records" / "failed" / "one.json"
+    path.parent.mkdir(parents=True)
+    path.symlink_to("gone")  # listed, and not there any more
+    (tmp_path / "queue.json").write_text(write_queue([toy("one"), toy("two")]))
+    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert cifar.main(["run", "--list", *words]) == 0
+    names = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["one", "two"]  # what failed comes last
+
+
 def test_a_folder_may_be_kept(run, tmp_path):
     run([toy("one"), toy("two", "method=standard")], "--keep", "two")
     assert not (tmp_path / "runs" / "one").exists()

@@ -187,7 +187,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
         if is_debug:
             traceback.print_exc()
         if isinstance(error, typer.TyperException):
-            print(f"error: {_explain_usage(error)}", file=sys.stderr)
+            print(f"error: {_explain_usage(error, words[0])}", file=sys.stderr)
             return USAGE
         code = exit_code(error)
         if is_process and code in (INTERRUPTED, PREEMPTED):  # a second signal has nothing left to stop
@@ -203,15 +203,16 @@ def _without_reader() -> int:
     return IO_FAILED
 
 
-def _explain_usage(error: typer.TyperException) -> str:
+def _explain_usage(error: typer.TyperException, first: str) -> str:
     told = error.format_message().rstrip(".").replace("Value error, ", "")
     told = told[:1].lower() + told[1:]
     wrong: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()  # what pydantic says leaves out the value
     if wrong:
         told = told.replace("Input should", f"{wrong[0]['input']!r} should")
     context = getattr(error, "ctx", None)
-    verb = context.command_path if context is not None else "nearsay"
+    is_verb = first in getattr(get_command(app), "commands", {})
+    verb = context.command_path if context is not None else f"nearsay {first}" if is_verb else "nearsay"
     option = getattr(error, "option_name", "")
-    if verb == "nearsay train" and option:
+    if verb == "nearsay train" and option and context is not None:  # no such option, not one without its value
         told += f"; what a recipe takes is written {option.lstrip('-')}=VALUE"
     return f"{told} ({verb} --help shows what there is)"
