@@ -81,3 +81,11 @@ def test_what_is_told_of_the_usual_loop_is_what_was_measured():
         found = next(each for each in measured("train-cuda")["usual_loop"] if each["batch"] == batch)
         assert number(speed) == found["images_per_second"]
         assert_told(times, found["ours_is_faster"])
+
+
+def test_the_readme_tells_of_a_step_what_was_measured():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    told = re.search(r"with NCR takes (\S+ %) longer .* commit (\w+): ([\d ]+) images/s", readme).groups()
+    found = measured("train-cuda")
+    assert_told(told[0], 100 * found["rows"][-1]["ncr_slower"])
+    assert (told[1], number(told[2])) == (found["commit"], found["rows"][-1]["images_per_second"]["NCR"])

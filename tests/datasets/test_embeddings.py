@@ -214,7 +214,7 @@ def changed(row, column, value, kind=np.float32):
         ({"x": FEATURES, "y": NAMES, "clean": NUMBERS}, "must both be class numbers or both be names"),
         ({"x": FEATURES, "y": NUMBERS * 0 - 1}, "no example in"),
         ({"x": FEATURES, "y": np.array([""] * 6)}, "no example in"),
-        ({"x": FEATURES}, "has no labels; name an array labels or label or y, or give labels=FILE to nearsay train"),
+        ({"x": FEATURES}, "has no labels; name an array labels or label or y, or give nearsay train labels=FILE"),
         ({"y": NUMBERS}, "has no features; name an array features or embeddings"),
         ({"x": FEATURES, "X": FEATURES, "y": NUMBERS}, "mean the same"),
     ],

@@ -57,7 +57,7 @@ class Embeddings:
         if missing := [name for name in ("features", "labels") if name not in arrays]:
             names = " or ".join(_NAMES[missing[0]])
             where = path if self.labels is None or missing[0] == "features" else self.labels
-            raise ValueError(f"{where} has no {missing[0]}; name an array {names}, or give labels=FILE to nearsay train")
+            raise ValueError(f"{where} has no {missing[0]}; name an array {names}, or give nearsay train labels=FILE")
         features = _features(arrays["features"], path)
         for name in ("labels", "clean", "split"):
             if name in arrays and arrays[name].shape != (len(features),):

@@ -165,7 +165,7 @@ def _parts(numbers: Numbers) -> list[str]:
 
 def _verdict(gaps: Sequence[float], seeds: Sequence[int]) -> str:
     if not gaps:
-        return "Which of them is better on held-out examples is not known before these are run."
+        return "Which of them is better on held-out examples is not known before all runs of a noise rate are done."
     mean = sum(gaps) / len(gaps)
     wins = sum(gap > 0 for gap in gaps)
     better = "paper" if mean > 0 else "released"
