@@ -1,7 +1,7 @@
 """Make docs/images/report.png anew: scans of digits in class folders, a training, an audit, and the top of its page.
 
 `python docs/images/make.py FOLDER` in the root of the clone, with the extra `report`, playwright and chromium; FOLDER
-is new and keeps the scans and the run. Three minutes on two CPU cores. Its numbers depend on the machine.
+is new and keeps the scans and the run. A minute on two CPU cores. Its numbers depend on the machine.
 """
 
 import random
