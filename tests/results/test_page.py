@@ -254,7 +254,7 @@ def test_what_a_changed_run_detects_is_marked(tmp_path):
     assert audited[1:7] == ["not run", "–", "not run", ".971†", "+.004", ".960†"]
     assert lines(text, "`elr` ", "### Finding")[0][4:7] == [".950", "−.017", ".875"]
     shown = lines(text, "`ncr` ", "### Images from outside")[0]
-    assert shown[1:] == ["not run", "not run", "not run", "90.00†", ".950†", ".875†", "1.0"]
+    assert shown[1:] == ["not run", "not run", "not run", "90.00†", ".950†", ".875†", "1.0†"]
     assert lines(text, "10N worst", "### Variations")[0][-2] == ".950†"
     assert "not run†" not in text
 

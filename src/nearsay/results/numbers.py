@@ -65,20 +65,21 @@ class Numbers:
     def minutes(self, wanted: Iterable[Wanted], *, by: str = "detection") -> str:
         """What a run takes, over all runs of a row; with the range where they differ by more than a quarter.
 
-        In a row `by` the "audit", of the runs with an audit that was timed, each with its audit.
+        In a row `by` the "audit", of the runs with an audit that was timed, each with its audit. With a mark if one of
+        them is of a recipe that has changed since.
         """
         found = [each for one in wanted for each in self.of(one)]
         if by == "audit":
-            timed = [each for each in found if "seconds" in (each.get(by) or {})]
-            taken = [(device_seconds(each) + each[by]["seconds"]) / 60 for each in timed]
+            found = [each for each in found if "seconds" in (each.get(by) or {})]
+            taken = [(device_seconds(each) + each[by]["seconds"]) / 60 for each in found]
         else:
             taken = [device_seconds(each) / 60 for each in found]
         if not taken:
             return NOTHING
-        mean = sum(taken) / len(taken)
+        mean, mark = sum(taken) / len(taken), CHANGED if any(each["name"] in self.changed for each in found) else ""
         if max(taken) - min(taken) > 0.25 * mean:
-            return f"{mean:.1f} ({min(taken):.1f} to {max(taken):.1f})"
-        return f"{mean:.1f}"
+            return f"{mean:.1f} ({min(taken):.1f} to {max(taken):.1f}){mark}"
+        return f"{mean:.1f}{mark}"
 
 
 def check_doubles(records: Mapping[str, Record], folder: Path) -> None:
