@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from sklearn.datasets import load_digits
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -819,6 +820,34 @@ def test_unlabeled_examples_have_no_score_and_no_vote_but_a_suggestion():
     assert found.noise_rate.estimate == pytest.approx(alone.noise_rate.estimate, abs=0.01)
 
 
+@pytest.mark.parametrize(("num", "width"), [(60, 3), (60, 16), (10, 16), (10, 3), (2, 3)])
+def test_of_labels_that_all_differ_neighbors_say_nothing(num, width):
+    features = np.random.default_rng(0).normal(size=(num, width))
+    found = audit(np.arange(num), features=features)
+    assert not found.is_issue.any()
+    assert math.isnan(found.noise_rate.estimate)
+    assert found.noise_rate[1:] == (0, 1)
+    assert (found.scores == 0.5).all()
+    for labels, is_silent in (([*range(num)], True), ([*range(num - 1), 0], False)):  # now one may agree
+        read = inputs.read_inputs(labels, None, features, None, None)
+        near, graph = evidence.gather_evidence(read.features, 20, None)
+        views = judging._beliefs(read, near, torch.ones(num, dtype=torch.bool), graph).views
+        assert [not view.any() for view in views.values()] == [is_silent, is_silent]
+
+
+def test_labels_that_all_differ_are_judged_by_probabilities_and_tell_of_the_unlabeled():
+    angles = torch.arange(3).repeat_interleave(20) * 1.0 + torch.arange(60) % 20 * 1e-2
+    features, labels = torch.stack([angles.cos(), angles.sin()], dim=1), torch.full((60,), -1)
+    labels[::20] = torch.arange(3)
+    probabilities = torch.full((60, 3), 1 / 3)
+    probabilities[::20] = 0.7 * torch.eye(3) + 0.1
+    found = audit(labels, probabilities=probabilities, features=features, k=20)
+    assert set(found.parts) > {"neighbors"}
+    assert found.parts["neighbors"].isnan().all()
+    assert found.noise_rate.estimate == 0
+    assert found.suggested.labels.tolist() == [0] * 20 + [1] * 20 + [2] * 20
+
+
 def test_features_on_disk_are_neither_copied_nor_written_to(tmp_path):
     features, _, given = blobs()
     np.save(tmp_path / "features.npy", features.numpy())
@@ -917,9 +946,12 @@ def test_a_small_class_is_no_group_of_near_duplicates(size):
     assert found.noise_rate.low == 0
 
 
-def test_one_class_is_always_right():
+@pytest.mark.parametrize("lowest", [None, 1.0, -3.0])
+def test_one_class_is_always_right(lowest):
     features, _, _ = blobs(40)
-    found = audit([0] * 40, features=features, probabilities=torch.ones(40, 1))
+    margins = None if lowest is None else torch.cat([torch.linspace(lowest, lowest + 1, 20), torch.linspace(2, 3, 20)])
+    dynamics = None if margins is None else {"confidence": torch.ones(40), "margin": margins}
+    found = audit([0] * 40, features=features, probabilities=torch.ones(40, 1), dynamics=dynamics)
     assert found.noise_rate.estimate == 0
     assert not found.is_issue.any()
     assert found.noise_matrix.tolist() == [[1.0]]
@@ -1152,6 +1184,59 @@ def test_columns_that_are_named_as_classes_stand_in_any_order(labels, columns, c
     torch.testing.assert_close(read.double(), torch.from_numpy(probabilities[:, wanted]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("labels", "columns", "classes", "odd", "missing"),
+    [
+        (["a", "b", "c"], ["b", "c", "A"], None, "'A'", "'a'"),
+        (["a", "b", "c"], ["b", "a", "a"], None, "'a'", "'c'"),
+        (["a", "b", "a"], ["d", "a", "b"], ["a", "b", "c"], "'d'", "'c'"),  # nobody has the third label
+        ([0, 1, 2], ["0", "1", "none"], None, "'none'", "'2'"),
+        ([1, 2, 1], [1, 2, 3], None, "'3'", "'0'"),  # as `classes_` of a classifier, which should be in classes=
+        ([3, 17, 3], [17, 3, 90211], [3, 17, 90210], "'90211'", "'90210'"),
+    ],
+)
+def test_columns_of_which_only_some_are_named_as_classes_are_refused(labels, columns, classes, odd, missing):
+    probabilities = np.full((3, 3), 1 / 3)
+    with pytest.raises(ValueError, match=f"columns {odd} of probabilities must be named {missing}, as the others"):
+        audit(labels, probabilities=Table(columns, probabilities), classes=classes)
+    audit(labels, probabilities=Table(["x", "y", "z"], probabilities), classes=classes)
+
+
+@pytest.mark.parametrize("classes", [[1, 2, 3], [3, 1, 2], [17, 3, 1]])
+def test_numbers_that_pandas_gives_to_columns_are_no_names(classes):
+    pandas = pytest.importorskip("pandas")
+    probabilities = np.array([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6]])
+    table = pandas.DataFrame(probabilities)
+    numbered = pandas.DataFrame(np.hstack([probabilities[:, :2], probabilities])).iloc[:, 2:]  # 2, 3 and 4
+    for each in (table, numbered):
+        read = inputs.read_inputs(classes, each, None, None, classes).probabilities
+        torch.testing.assert_close(read.double(), torch.from_numpy(probabilities), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int16, np.uint16, np.int64, np.uint64])
+def test_features_may_be_whole_numbers(dtype):
+    whole = np.random.default_rng(0).integers(0, 2 if dtype is bool else 9, (40, 6)).astype(dtype)
+    given = torch.arange(40) % 3
+    wanted = audit(given, features=whole.astype(np.float32), k=5)
+    assert not wanted.scores.isnan().all()
+    for features in (whole, torch.from_numpy(whole), whole.tolist()):
+        assert inputs.read_inputs(given, None, features, None, None).features.dtype == torch.float32
+        assert audit(given, features=features, k=5).scores.equal(wanted.scores)
+
+
+def test_what_is_masked_is_missing_where_something_may_be():
+    mask = [True, False, False, False]
+    for labels in ([1, 2, 0, 1], ["b", "c", "a", "b"], [7.0, 2.0, 0.0, 1.0]):
+        read = inputs.read_inputs(np.ma.masked_array(labels, mask), torch.full((4, 3), 1 / 3), None, None, None)
+        assert read.labels.tolist() == [-1, 2, 0, 1]
+        assert len(read.classes) == 3
+    shown = np.ma.masked_array([0.9, 0.1, 0.2, 0.3], mask)
+    read = inputs.read_inputs([0, 1, 0, 1], None, None, {"confidence": shown, "margin": [1.0] * 4}, None)
+    assert read.dynamics.confidence.isnan().tolist() == read.dynamics.margin.isnan().tolist() == mask
+    features = np.ma.masked_array(np.eye(4), mask=False)
+    assert inputs.read_inputs([0, 1, 0, 1], None, features, None, None).features.tolist() == np.eye(4).tolist()
+
+
 def test_dynamics_of_sixteen_bits_and_images_of_numpy_are_read():
     features, _, given = blobs(60)
     confidence = torch.linspace(0, 1, 60).bfloat16()
@@ -1212,9 +1297,40 @@ GOOD = {"probabilities": [[0.5, 0.5], [0.1, 0.9]]}
         ([0, 1], {"probabilities": [[3.0, -1.0], [0.5, 0.5]]}, "softmax makes of logits"),
         ([0, 1], {"probabilities": [[0.5, NAN], [0.5, 0.5]]}, "row 0 of probabilities"),
         ([0, 1], {"probabilities": [[0.5, 0.5], [1.5, -0.5]]}, "row 1 of probabilities begins with [1.5, -0.5]"),
-        ([0, 1], {"probabilities": [0.5, 0.5]}, "must be a floating-point matrix"),
+        ([0, 1], {"probabilities": [0.5, 0.5]}, "must be a matrix (N, C)"),
         ([0, 1], {"features": [[0.5, float("inf")], [0.5, 0.5]]}, "first in row 0"),
-        ([0, 1], {"features": [["a"], ["b"]]}, "must be floating-point numbers"),
+        ([0, 1], {"features": [["a"], ["b"]]}, "features of <U1 must be numbers; make them numbers, as with astype(fl"),
+        ([0, 1], {"features": np.array([[1, "a"], [2, "b"]], object)}, "astype(float), or leave such columns out"),
+        (
+            [0, 1],
+            {"features": np.eye(2) * 1j},
+            "features of torch.complex128 must be real numbers; give .real and .imag",
+        ),
+        ([0, 1], {"features": torch.eye(2) * 1j}, "features of torch.complex64 must be real numbers"),
+        (
+            [0, 1],
+            {"features": sparse.csr_matrix(np.eye(2))},
+            "csr_matrix are sparse and must be dense; give features.toa",
+        ),
+        ([0, 1], {"probabilities": sparse.coo_array(np.eye(2))}, "give probabilities.toarray()"),
+        (
+            [0, 1],
+            {"features": torch.eye(2).to_sparse()},
+            "features of type Tensor are sparse and must be dense; give fe",
+        ),
+        (torch.arange(2).to_sparse(), GOOD, "give labels.to_dense()"),
+        ([0, 1], {"features": np.ma.masked_equal([[1.0, 2.0], [3.0, 4.0]], 4)}, "features are masked, first in row 1"),
+        ([0, 1], {"probabilities": np.ma.masked_less(np.eye(2), 1)}, "probabilities are masked, first in row 0"),
+        (
+            [2**70, 1],
+            GOOD,
+            "label 1180591620717411303424 is too large for a class number; write names that are numbers",
+        ),
+        ([2**70, None], {**GOOD, "classes": [0, 2**70]}, "label 1180591620717411303424 is too large"),
+        ([1e300, 1], GOOD, "label 1e+300 is too large"),
+        ([-(2**63) - 1, 1], GOOD, "label -9223372036854775809 is too large"),
+        (np.array([2**64 - 1, 1], np.uint64), GOOD, "label 18446744073709551615 is too large"),
+        ([0, 1], {"dynamics": {"confidence": [0.1, 0.2], "margin": [10**400, 1.0]}}, "margin of the dynamics must be"),
         ([0, 1], {"features": torch.ones(2, 0)}, "at least one row and column"),
         ([0, 1], {"features": torch.ones(3, 2)}, "2 labels but 3 rows of features"),
         ([0, 1], {"dynamics": {"confidence": [0.1, 0.2]}}, "no 'margin'"),

@@ -107,7 +107,7 @@ def _own_share(evidence: Evidence) -> Tensor:
         is_group = (among >= 0) & (evidence.similarities[some] > 0)
         is_same = (among[:, :, None] == among[:, None, :]) & is_group[:, None, :]
         is_own = among == evidence.groups[some][:, None]
-        counted = is_same.sum(dim=2).clamp(min=1).reciprocal().where(is_group, 1.0)
+        counted = is_same.sum(dim=2).clamp(min=1).to(share.dtype).reciprocal().where(is_group, 1.0)
         share[some] = counted.masked_fill(is_group & is_own, 0.0)
     return share
 

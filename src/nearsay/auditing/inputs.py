@@ -10,6 +10,7 @@ from torch import Tensor
 
 _CHUNK = 2**24  # numbers looked at in one go
 _MANY, _SPARSE = 1000, 10  # more classes than that, and so many times those that occur: their numbers are names
+_TOO_LARGE = 2**63  # for a number of 64 bits
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities: half precision must pass, logits must not
 
 
@@ -52,11 +53,8 @@ def read_inputs(
             f"probabilities have {width} columns but there are {len(names)} classes ({_few(names)}); name the class of "
             "each column with classes="
         )
-    columns = list(getattr(probabilities, "columns", ()))
-    if columns != list(range(len(columns))):  # as pandas numbers those without a name, which stand as in an array
-        columns = list(map(str, columns))
-    if beliefs is not None and set(columns) == set(names):  # a table that names its classes, in whatever order
-        beliefs = beliefs[:, [columns.index(name) for name in names]]
+    if beliefs is not None:
+        beliefs = _as_named(beliefs, getattr(probabilities, "columns", ()), names)
     points = None if features is None else _features(features)
     seen = None if dynamics is None else _dynamics(dynamics)
     for name, rows in (("probabilities", beliefs), ("features", points), ("dynamics", None if not seen else seen[0])):
@@ -89,21 +87,23 @@ def _labels(labels: Any, classes: tuple[str | int, ...] | None, width: int | Non
         classes = tuple(map(str, classes))
         if not classes or len(set(classes)) < len(classes):
             raise ValueError(f"classes ({_few(classes)}) must be at least one name, and no name twice")
-    _refuse_pieces("labels", labels, 0)
+    _refuse_forms("labels", labels, 0)
     try:
         cells = _array(labels)
     except ValueError as error:
         raise ValueError(f"labels of type {type(labels).__name__} are no vector ({error}); give one of each") from error
     if cells.ndim != 1 or not len(cells):
         raise ValueError(f"labels of shape {cells.shape} must be a vector (N,) with at least one of them")
-    if cells.dtype.kind in "iu":
+    if cells.dtype.kind in "iu" and np.can_cast(cells.dtype, np.int64):
         numbers = cells.astype(np.int64)
-    elif cells.dtype.kind in "fOU":  # tables keep whole numbers of which some are missing as floating point
+    elif cells.dtype.kind in "ufOU":  # tables keep whole numbers of which some are missing as floating point
         known = [None if is_missing(cell) else cell for cell in cells.tolist()]
         if any(isinstance(cell, str) for cell in known):
             return _named(known, classes)
         if odd := [cell for cell in known if cell is not None and (isinstance(cell, bool) or not _is_whole(cell))]:
             raise ValueError(f"label {odd[0]!r} is neither a class number nor a name; write -1 or None for unlabeled")
+        if large := [cell for cell in known if cell is not None and abs(int(cell)) >= _TOO_LARGE]:
+            raise ValueError(f"label {large[0]} is too large for a class number; write names that are numbers as text")
         numbers = np.array([-1 if cell is None else int(cell) for cell in known], dtype=np.int64)
     else:
         raise ValueError(f"labels of {cells.dtype} must be whole class numbers or names; convert them with astype(int)")
@@ -133,6 +133,28 @@ def _named(labels: list[Any], classes: tuple[str, ...] | None) -> tuple[Tensor, 
     if unknown := [label for label in labels if label not in numbers]:
         raise ValueError(f"label {unknown[0]!r} is none of the classes {_few(names)}; add it to classes=")
     return torch.tensor([numbers[label] for label in labels]), names
+
+
+def _as_named(beliefs: Tensor, columns: Any, names: tuple[str, ...]) -> Tensor:
+    """(N, C) in the order of the classes where a table names its columns so; others stand by position, as in an array.
+
+    Numbers from 0 on, which pandas gives to columns without a name, are no names.
+    """
+    given = list(columns)
+    if given == list(range(len(given))):
+        return beliefs
+    given = list(map(str, given))
+    places = {name: place for place, name in enumerate(given)}
+    missing = [name for name in names if name not in places]
+    if not missing:
+        return beliefs[:, [places[name] for name in names]]
+    if len(missing) == len(names) or type(columns).__name__ == "RangeIndex":  # the numbers of pandas, from a later one
+        return beliefs
+    odd = [name for place, name in enumerate(given) if name not in names or place != places[name]]
+    raise ValueError(
+        f"columns {_few(odd)} of probabilities must be named {_few(missing)}, as the others are named as classes; "
+        "rename them, give classes=, or give an array with the columns in the order of the classes"
+    )
 
 
 def _probabilities(values: Any) -> Tensor:
@@ -177,36 +199,46 @@ def _dynamics(values: Mapping[str, Any]) -> Dynamics:
 def _vector(name: str, values: Any) -> Tensor:
     try:
         return torch.as_tensor(_array(values).astype(np.float32))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} of the dynamics must be a vector of numbers ({error})") from error
 
 
 def _floating(name: str, values: Any, width: str) -> Tensor:
+    _refuse_forms(name, values, 1)
     rows = values.detach() if isinstance(values, Tensor) else _shared(_numbers(name, values))
-    if rows.ndim != 2 or not rows.is_floating_point() or 0 in rows.shape:
+    if rows.is_complex():
+        raise ValueError(f"{name} of {rows.dtype} must be real numbers; give .real and .imag as columns of their own")
+    if rows.ndim != 2 or 0 in rows.shape:
         raise ValueError(
-            f"{name} of shape {tuple(rows.shape)} and {rows.dtype} must be a floating-point matrix (N, {width}) with "
-            "at least one row and column"
+            f"{name} of shape {tuple(rows.shape)} must be a matrix (N, {width}) with at least one row and column"
         )
-    return rows
+    return rows if rows.is_floating_point() else rows.float()
 
 
 def _numbers(name: str, values: Any) -> Any:  # an array that torch can take
-    _refuse_pieces(name, values, 1)
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise ValueError(
             f"{name} of type {type(values).__name__} are no matrix ({error}); give rows of one length"
         ) from error
-    if array.dtype.kind not in "fiu":
-        cure = "; numpy.stack(column) makes a matrix of a column of vectors" if array.dtype.kind == "O" else ""
-        raise ValueError(f"{name} of {array.dtype} must be floating-point numbers{cure}")
+    if array.dtype.kind not in "fiubc":
+        cure = "make them numbers, as with astype(float), or leave such columns out"
+        if array.dtype.kind == "O" and array.ndim == 1:
+            cure = "numpy.stack(column) makes a matrix of a column of vectors"
+        raise ValueError(f"{name} of {array.dtype} must be numbers; {cure}")
+    if np.ma.is_masked(values):
+        row = int(np.ma.getmaskarray(values).nonzero()[0][0])
+        raise ValueError(f"{name} are masked, first in row {row}; leave such examples out, or fill them with numbers")
     return np.ascontiguousarray(array)  # a copy only where torch could not take it as it is
 
 
-def _refuse_pieces(name: str, values: Any, ndim: int) -> None:
-    """Batches as a loop collects them are told from one row each, which has `ndim` axes."""
+def _refuse_forms(name: str, values: Any, ndim: int) -> None:
+    """Sparse arrays, and batches as a loop collects them, which are told from one row each, which has `ndim` axes."""
+    is_tensor = isinstance(values, Tensor)
+    if values.layout != torch.strided if is_tensor else hasattr(values, "toarray"):
+        dense = "to_dense()" if is_tensor else "toarray()"
+        raise ValueError(f"{name} of type {type(values).__name__} are sparse and must be dense; give {name}.{dense}")
     first = values[0] if isinstance(values, list | tuple) and values else None
     if (isinstance(first, Tensor) and ndim == 0) or getattr(first, "ndim", ndim) != ndim:
         joined = "torch.cat or torch.stack" if isinstance(first, Tensor) else "numpy.concatenate"
@@ -225,6 +257,10 @@ def _array(values: Any) -> Any:  # an array of whatever the user has
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if isinstance(values, np.ma.MaskedArray):
+        cells = values.data.astype(object)
+        cells[np.ma.getmaskarray(values)] = None
+        return cells
     return np.asarray(values) if hasattr(values, "__array__") else _from_list(values)
 
 
@@ -232,7 +268,10 @@ def _from_list(values: Any) -> Any:
     """An array of a list, without turning numbers into text where both occur."""
     cells = np.asarray(values, dtype=object)
     kinds = {type(cell) for cell in cells.reshape(-1)}
-    return cells.astype(np.int64) if kinds == {int} else np.asarray(values) if kinds <= {float} else cells
+    try:
+        return cells.astype(np.int64) if kinds == {int} else np.asarray(values) if kinds <= {float} else cells
+    except OverflowError:  # a number of more than 64 bits
+        return cells
 
 
 def is_missing(cell: object) -> bool:

@@ -67,11 +67,11 @@ def audit(
     """Say which labels to distrust; arrays may be of numpy or torch, lists, or columns and tables of pandas or polars.
 
     Args:
-        labels: (N,) class numbers, or names; −1, None, NaN or an empty name for unlabeled.
+        labels: (N,) class numbers, or names; −1, None, NaN, masked or an empty name for unlabeled.
         probabilities: (N, C) distributions, best of a network that has not seen the example; the columns are the
             classes in the order of `classes`, by default sorted; those of a table that are named as the classes may
             stand in any order.
-        features: (N, D) by which neighbors are found. Tensors on an accelerator are searched there.
+        features: (N, D) numbers by which neighbors are found. Tensors on an accelerator are searched there.
         dynamics: (N,) arrays `confidence` and `margin`, means over training of the probability of the given label and
             of its logit less the largest other; `count`, if there, is 0 for an example that was not trained on.
         classes: names of the classes, by default those that occur, sorted. Where they are numbers, so are the labels
@@ -87,6 +87,8 @@ def audit(
     if check_whole("k", k, 1) > _MOST:
         raise ValueError(f"k={k} must be {_MOST} at most: so many are no neighbors, and each pair of them takes time")
     inputs = read_inputs(labels, probabilities, features, dynamics, classes)
+    if len(inputs.classes) == 1:  # there is no other, which low margins would tell of
+        inputs = inputs._replace(dynamics=None)
     pictures = _pictures(images, len(inputs.labels))
     evidence, exact = (None, None) if inputs.features is None else gather_evidence(inputs.features, k, approximate)
     if evidence is not None and pictures is not None:
@@ -147,6 +149,10 @@ def _beliefs(inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, graph:
         if graph is not None and (trusted >= 0).any():
             scores = spread(graph, trusted, num_classes).cpu()
             views["propagation"] = (scores / scores.sum(dim=1, keepdim=True).clamp(min=1e-30)).float()
+        is_labeled = inputs.labels >= 0
+        if len(torch.unique(inputs.labels[is_labeled])) == is_labeled.sum():  # no neighbor can have one's own
+            for name in views.keys() - {"probabilities"}:
+                views[name] = views[name].masked_fill(is_labeled[:, None], 0.0)
     return _Beliefs(views, {name: margin(view, inputs.labels) for name, view in views.items()})
 
 

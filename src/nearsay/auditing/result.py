@@ -50,7 +50,8 @@ class Audit:
         """How much was found; the tensors would fill the screen."""
         rate = f"{self.noise_rate.estimate:.3f} from {self.noise_rate.low:.3f} to {self.noise_rate.high:.3f}"
         num, issues = int((self.given >= 0).sum()), int(self.is_issue.sum())
-        return f"<Audit of {num} labels in {len(self.classes)} classes: {issues} seem wrong, noise rate {rate}>"
+        classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
+        return f"<Audit of {num} labels in {classes}: {issues} seem wrong, noise rate {rate}>"
 
     @property
     def neighbors(self) -> Evidence | None:

@@ -56,7 +56,10 @@ def audit(
     if found.remark:
         print(f"note: no report: {found.remark}", file=sys.stderr)
     if found.absence:
-        told = "so names, pictures and near-duplicates are left out, and the rest is from what training has kept"
+        told = (
+            "so names and pictures are left out, near-duplicates are those of the features, and the rest is from what "
+            "training has kept: scores may differ from those of an audit beside its data"
+        )
         print(f"note: the data is not as it was ({found.absence}), {told}.", file=sys.stderr)
     handed = _hand_over(run, found, tools or [])
     if as_json:
