@@ -447,6 +447,7 @@ def test_trees_differ_exactly_where_values_do():
     assert len(set(trees)) == len(values)
     assert to_tree(torch.tensor([1, 2])) == to_tree(torch.tensor([9, 1, 2])[1:])
     assert to_tree(np.array([1, 2])) == to_tree(torch.tensor([1, 2]))
+    assert to_tree(np.int64(5)) == to_tree(5)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, print, SGD, np.array([object()])])

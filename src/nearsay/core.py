@@ -6,6 +6,7 @@ Letters: B rows of a batch, C classes, D features, K neighbors, N examples of a 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from operator import index
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -165,10 +166,17 @@ def can_look(tensor: Tensor) -> bool:
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, *, cure: str = "") -> float:
     """The value if it is a real number from low to high; otherwise ValueError with the value and what would work."""
+    check_plain(name, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         span = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
         raise ValueError(f"{name}={value!r} must be a number {span}{cure}")
     return value
+
+
+def check_plain(name: str, value: object) -> None:
+    """Refuse a number that is not Python's own, such as float32 of numpy, which would be recorded as an array."""
+    if not isinstance(value, (int, float)) and isinstance(value, Real):
+        raise ValueError(f"{name}={value!r} must be a number of Python itself; convert it with float(...)")
 
 
 def check_whole(name: str, value: object, low: int, *, cure: str = "") -> int:
@@ -256,11 +264,9 @@ def first_rows(indices: Tensor) -> Tensor:
 
 def pad(batch: Batch, num_rows: int) -> Batch:
     """The batch (of one view, before mixup) with rows of padding appended, so that all batches have equal shapes."""
-    missing = num_rows - len(batch.indices)
-    if missing < 0:
-        raise ValueError(
-            f"a batch of {len(batch.indices)} rows cannot be padded to {num_rows}; ask for at least as many"
-        )
+    check_tensors(inputs=batch.inputs, targets=batch.targets, indices=batch.indices)
+    missing = check_whole("num_rows", num_rows, len(batch.indices), cure=", as many as the batch has")
+    missing -= len(batch.indices)
     if batch.views != 1 or batch.mix is not None or batch.teacher is not None:
         raise ValueError("pad a batch first and make its views, teacher and mixup afterwards")
 

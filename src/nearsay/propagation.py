@@ -179,7 +179,6 @@ def _check(features: Tensor, labels: Tensor, k: int, mu: float, tolerance: float
         raise ValueError(f"{len(features)} rows of features but {len(labels)} labels; there must be as many")
     check_whole("k", k, 1)
     check_number("mu", mu, 1e-6, 1e12, cure="; 0.02 is customary")
-    if not 0 < tolerance < 1:
+    if check_number("tolerance", tolerance, 0, 1, cure="; 1e-6 is customary") in (0, 1):
         raise ValueError(f"tolerance={tolerance} must lie between 0 and 1; 1e-6 is customary")
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations={max_iterations} must be at least 1")
+    check_whole("max_iterations", max_iterations, 1)

@@ -3,13 +3,16 @@
 import copy
 import importlib
 import math
+import pickle
 import sys
+import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import nearsay
 from nearsay.adapters import NCRCriterion
@@ -132,7 +135,7 @@ def test_features_are_used_once_and_belong_to_the_rows():
     criterion = NCRCriterion(network[2], OBJECTIVE)
     logits = network(inputs)
     criterion(logits, labels)
-    with pytest.raises(ValueError, match="nothing has passed the head since the last loss"):
+    with pytest.raises(ValueError, match="nothing has passed the head with gradients since the last loss"):
         criterion(logits, labels)
     network(inputs[:10])  # as one of two replicas would
     with pytest.raises(ValueError, match=r"features \(10, 8\) entered the head for 20 rows of logits.*torchrun"):
@@ -150,6 +153,48 @@ def test_logits_of_an_earlier_pass_are_not_taken_for_those_of_the_last():
     network(inputs.flip(0))
     with pytest.raises(ValueError, match=r"these logits are not what it made last.*one pass, or .* torch\.no_grad"):
         criterion(first, labels)
+
+
+@pytest.mark.parametrize("again", [lambda logits: logits, lambda logits: logits[:]], ids=["itself", "view"])
+@pytest.mark.parametrize("num_between", [0, 1])
+def test_logits_that_had_their_loss_are_not_taken_for_those_of_the_last_pass(again, num_between):
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    first = network(inputs)
+    criterion(first, labels)
+    for _ in range(num_between):
+        criterion(network(inputs + 1), labels)
+    network(inputs.flip(0))
+    with pytest.raises(ValueError, match="these logits are not what it made last"):
+        criterion(again(first), labels)
+    assert_close(criterion(network(inputs), labels), functional_loss(network, inputs, labels), rtol=0, atol=1e-6)
+
+
+def test_losses_of_pass_after_pass_are_no_doubt_and_keep_nothing_alive(monkeypatch):
+    """Accumulated gradients, with all logits kept; nobody looks at values, for which a device would be waited for."""
+    monkeypatch.setattr(torch, "equal", None)
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    kept = []
+    for part in torch.arange(20).split(10):
+        kept.append(network(inputs[part])[:, :])
+        criterion(kept[-1], labels[part]).backward()
+    seen = weakref.ref(kept[0]._base)
+    del kept
+    assert seen() is None
+    twin = pickle.loads(pickle.dumps(nn.ModuleList([network, criterion])))
+    assert_close(twin[1](twin[0](inputs), labels), criterion(network(inputs), labels))
+
+
+def test_a_head_in_a_reentrant_checkpoint_is_refused_with_what_works():
+    network, (inputs, labels) = small_network(), rows()
+    criterion = NCRCriterion(network[2], OBJECTIVE)
+    inputs.requires_grad_()  # or the checkpoint would warn
+    with pytest.raises(ValueError, match=r"passed the head with gradients.*activations with use_reentrant=False"):
+        criterion(checkpoint(network, inputs, use_reentrant=True), labels)
+    for _ in range(2):  # the pass is made again on the way back
+        loss = criterion(checkpoint(network, inputs, use_reentrant=False), labels)
+        assert_close(gradients(network, loss), gradients(network, functional_loss(network, inputs, labels)))
 
 
 @pytest.mark.parametrize("change", [nn.Identity(), torch.Tensor.double, torch.clone])
@@ -359,7 +404,7 @@ def test_all_that_a_network_returns_is_not_taken_for_its_logits():
 def test_a_copy_of_the_loss_alone_says_what_it_misses():
     network, (inputs, labels) = small_network(), rows()
     alone = copy.deepcopy(NCRCriterion(network[2], OBJECTIVE))
-    with pytest.raises(ValueError, match=r"nothing has passed the head since the last loss.*copy network and loss"):
+    with pytest.raises(ValueError, match=r"nothing has passed the head with gradients.*copy network and loss"):
         alone(network(inputs), labels)
 
 

@@ -235,6 +235,13 @@ def test_alpha_outside_its_range_is_refused(alpha):
         Mixup(alpha=alpha)
 
 
+def test_alpha_of_numpy_is_refused_with_what_makes_it_a_number():
+    with pytest.raises(
+        ValueError, match=r"alpha=np\.float32\(1\.0\) must be .* Python.*; convert it with float\(...\)"
+    ):
+        Mixup(alpha=np.float32(1))
+
+
 def test_batches_that_cannot_be_mixed_are_refused():
     batch = batch_of([1, 2, 3])
     with pytest.raises(ValueError, match=r"inputs of torch\.uint8 cannot be blended; make them floating point"):
@@ -251,6 +258,9 @@ def test_batches_that_cannot_be_mixed_are_refused():
     ("change", "words"),
     [
         ({"targets": torch.tensor([0, 1])}, r"targets \(2,\) of torch.int64 cannot be blended"),
+        ({"inputs": [[0.0], [1.0]]}, r"inputs of type list must be a torch\.Tensor"),
+        ({"targets": [[0.0], [1.0]]}, r"targets of type list must be a torch\.Tensor"),
+        ({"indices": [0, 1]}, r"indices of type list must be a torch\.Tensor"),
         ({"indices": torch.tensor([0])}, "2 inputs, 2 targets and 1 indices"),
     ],
 )

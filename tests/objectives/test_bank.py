@@ -143,8 +143,36 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     with pytest.raises(ValueError, match='start_epoch="auto" finds no agreement'):
         NCR(start_epoch="auto").stage(0.0, {})
     bank = Bank(kind="examples")
-    with pytest.raises(ValueError, match="index 10 is outside a bank of 10 examples"):
+    with pytest.raises(ValueError, match="index 10 is not among the 10 examples the memory was made for"):
         bank.write(bank.memory(10, 4, 5), rows(2, 0), torch.tensor([3, 10]))
+
+
+@pytest.mark.parametrize(
+    ("bank", "words"),
+    [
+        (Bank(size=16), "index -5 must be 0 or more, or -1 for padding"),
+        (Bank(kind="examples"), "index -5 is not among the 10 examples"),
+    ],
+    ids=["queue", "examples"],
+)
+@pytest.mark.parametrize("start_epoch", [0, 5])
+def test_an_index_that_can_be_nobody_is_refused_before_it_is_kept(bank, words, start_epoch):
+    objective = NCR(k=2, start_epoch=start_epoch, bank=bank)
+    memory = objective.memory(10, 4, 5)
+    before = {name: tensor.clone() for name, tensor in memory.items()}
+    with pytest.raises(ValueError, match=words):
+        objective(rows(8, 0), batch_of(torch.arange(8) - 5), torch.tensor(0.0), memory, objective.stage(0.0, memory))
+    assert_close(memory, before)
+
+
+@pytest.mark.parametrize("name", ["features", "logits", "indices", "cursor"])
+@pytest.mark.parametrize("kind", ["queue", "examples"])
+def test_a_memory_that_lacks_a_part_is_refused(kind, name):
+    objective = NCR(k=2, bank=Bank(kind=kind))
+    memory = objective.memory(10, 4, 5)
+    del memory[f"bank.{name}"]
+    with pytest.raises(ValueError, match=rf"the memory is not that of Bank\(kind='{kind}', .*; make it with"):
+        objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), memory, "base/cross_entropy")
 
 
 def test_what_is_not_finite_does_not_stay_in_memory():

@@ -136,6 +136,14 @@ def test_views_of_different_examples_are_refused():
         GJS()(Outputs(torch.zeros(4, 1), torch.zeros(4, 2)), batch, torch.tensor(0.0), {}, "gjs")
 
 
+@pytest.mark.parametrize("wrong", [-0.5, math.nan, math.inf])
+def test_targets_without_a_logarithm_are_refused(wrong):
+    logits, targets = random_views(2)
+    targets[1, 2] = wrong
+    with pytest.raises(ValueError, match=f"targets hold {wrong}; they must be finite and not negative"):
+        gjs(logits, targets)
+
+
 def test_logits_without_an_axis_of_views_are_refused():
     with pytest.raises(ValueError, match=r"logits \(3, 2\) and targets \(3, 2\) must be \(V, B, C\) and \(B, C\)"):
         gjs(torch.zeros(3, 2), torch.zeros(3, 2))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +43,17 @@ class NCRCriterion(nn.Module):
         self._features: Tensor | None = None
         self._output: Tensor | None = None
         self._is_second_pass = False  # since the last loss
+        self._used: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # logits of earlier losses, by their id
         self._hook = head.register_forward_hook(self._catch, with_kwargs=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the features of a pass that no loss was asked of, which cannot be copied."""
-        return {**self.__dict__, "_features": None, "_output": None, "_is_second_pass": False}
+        state = {**self.__dict__, "_features": None, "_output": None, "_is_second_pass": False}
+        del state["_used"]  # nor can weak references
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_used": WeakValueDictionary()})  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory, but keep its digits: in a network of 16 bits, counts and averages would stand still."""
@@ -105,12 +112,14 @@ class NCRCriterion(nn.Module):
             self._features, self._output = inputs[0] if inputs else named["input"], output
 
     def _take(self, logits: Tensor) -> Tensor:
-        features, output, is_second = self._features, self._output, self._is_second_pass
+        features, output = self._features, self._output
+        is_doubtful = self._is_used(logits) or self._is_second_pass
         self._features = self._output = None  # used once, so that old ones cannot be taken for new
         if features is None or output is None:
             raise ValueError(
-                "nothing has passed the head since the last loss; call the network of this very head once before each "
-                "loss, copy network and loss together, and make the loss before a compiled network first runs"
+                "nothing has passed the head with gradients since the last loss; call the network of this very head "
+                "once before each loss, copy network and loss together, make the loss before a compiled network first "
+                "runs, and checkpoint activations with use_reentrant=False"
             )
         if features.ndim != 2 or len(features) != len(logits):
             raise ValueError(
@@ -118,12 +127,22 @@ class NCRCriterion(nn.Module):
                 "one vector a row: use a network that pools before its head, one pass for all rows of a loss, and a "
                 "process for each GPU (torchrun)"
             )
-        if is_second and output is not logits and not torch.equal(output.to(logits.dtype), logits):
+        if is_doubtful and output is not logits and not torch.equal(output.to(logits.dtype), logits):
             raise ValueError(
-                "the head was passed more than once since the last loss, and these logits are not what it made last, "
-                "so their features are not known; put all rows into one pass, or other passes under torch.no_grad()"
+                "the head was passed more than once, and these logits are not what it made last, so their features are "
+                "not known; make each loss right after its pass, put all its rows into one pass, or other passes under "
+                "torch.no_grad()"
             )
         return features
+
+    def _is_used(self, logits: Tensor) -> bool:
+        """Whether a loss was asked before of this very tensor, or of what it is a view of; remember it from now on."""
+        if torch.compiler.is_compiling():  # a compiled step makes the logits that it takes
+            return False
+        whole = logits if logits._base is None else logits._base
+        is_used = self._used.get(id(whole)) is whole
+        self._used[id(whole)] = whole
+        return is_used
 
     def _current_stage(self) -> str:
         if self._stage is not None:

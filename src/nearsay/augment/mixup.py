@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearsay import seeds
-from nearsay.core import Batch, Mix, constant_when_compiled
+from nearsay.core import Batch, Mix, check_plain, check_tensors, constant_when_compiled
 
 _CELLS = 2**14  # of the quantile table: at most 5.5e-5 off the Beta distribution function for alpha from 0.1
 _tables: dict[tuple[float, torch.device], Tensor] = {}  # made once for each alpha and device
@@ -28,6 +28,7 @@ class Mixup:
     views: Literal["all", "first"] = "all"  # "first" leaves all other views as they are
 
     def __post_init__(self) -> None:
+        check_plain("alpha", self.alpha)
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)) or not 0 < self.alpha <= 100:
             raise ValueError(
                 f"alpha={self.alpha!r} must be a number above 0 and at most 100; for no mixup, leave Mixup out"
@@ -40,6 +41,7 @@ class Mixup:
 
         The first call on a device copies a small table there: let it come before a CUDA graph is captured.
         """
+        check_tensors(inputs=batch.inputs, targets=batch.targets, indices=batch.indices)
         if not batch.inputs.is_floating_point():
             raise ValueError(f"inputs of {batch.inputs.dtype} cannot be blended; make them floating point before mixup")
         if not batch.targets.is_floating_point() or batch.targets.ndim != 2:

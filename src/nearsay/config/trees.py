@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def to_tree(value: object) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Integral):  # of numpy
+        return int(value)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, (tuple, list)):

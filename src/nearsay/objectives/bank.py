@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearsay.core import PADDING, Outputs, can_look, check_whole, first_rows
+from nearsay.core import PADDING, Outputs, can_look, check_indices, check_whole, first_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,10 @@ class Bank:
 
     def check(self, memory: Mapping[str, Tensor], outputs: Outputs, num_rows: int) -> None:
         """Refuse a memory that is not this bank's, and a batch that it cannot hold, before anything is written."""
-        if "indices" not in memory or (self.kind == "queue" and len(memory["indices"]) != self.size + 1):
+        tables = ("features", "logits", "indices", "cursor")
+        if any(name not in memory for name in tables) or (
+            self.kind == "queue" and len(memory["indices"]) != self.size + 1
+        ):
             raise ValueError(
                 f"the memory is not that of {self}; make it with "
                 "objective.memory(num_examples, num_classes, num_features)"
@@ -55,6 +58,7 @@ class Bank:
 
     def search(self, memory: Mapping[str, Tensor], current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, features and indices of the kept rows, without those of the (B,) examples at hand."""
+        self._check_indices(memory, current)
         indices = memory["indices"]
         if self.kind == "examples":
             stale = torch.zeros_like(indices, dtype=torch.bool).index_fill_(0, self._places(memory, current), True)
@@ -64,6 +68,7 @@ class Bank:
 
     def write(self, memory: Mapping[str, Tensor], outputs: Outputs, indices: Tensor) -> None:
         """Keep the first row of each of the (B,) examples, in place."""
+        self._check_indices(memory, indices)
         # What is not finite is seen in the loss, and must not stay after a step that was refused.
         is_kept = first_rows(indices) & outputs.features.isfinite().all(dim=1) & outputs.logits.isfinite().all(dim=1)
         kept = indices.masked_fill(~is_kept, PADDING)
@@ -81,10 +86,11 @@ class Bank:
         memory["logits"][-1].zero_()
 
     def _places(self, memory: Mapping[str, Tensor], indices: Tensor) -> Tensor:
-        num_examples = len(memory["indices"]) - 1
-        if can_look(indices) and len(indices) and int(indices.max()) >= num_examples:
-            raise ValueError(
-                f"index {int(indices.max())} is outside a bank of {num_examples} examples; make the memory for as many "
-                "examples as there are"
-            )
-        return indices.masked_fill(indices == PADDING, num_examples)
+        return indices.masked_fill(indices == PADDING, len(memory["indices"]) - 1)
+
+    def _check_indices(self, memory: Mapping[str, Tensor], indices: Tensor) -> None:
+        """Refuse who cannot be kept; looks only where it costs nothing."""
+        if self.kind == "examples":
+            check_indices(indices, len(memory["indices"]) - 1)
+        elif can_look(indices) and (indices < PADDING).any():
+            raise ValueError(f"index {int(indices.min())} must be 0 or more, or {PADDING} for padding")

@@ -34,6 +34,10 @@ def gjs(logits: Tensor, targets: Tensor, *, label_weight: float = 0.3) -> Parts:
         raise ValueError(
             f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} must be (V, B, C) and (B, C)"
         )
+    if can_look(targets):
+        wrong = ~((targets >= 0) & (targets < torch.inf))  # true for NaN as well
+        if wrong.any():
+            raise ValueError(f"targets hold {targets[wrong][0].item()}; they must be finite and not negative")
     log_views = upcast(logits).log_softmax(dim=2)  # (V, B, C)
     log_mean = log_views.logsumexp(dim=0) - math.log(len(logits))  # (B, C)
     targets = upcast(targets)
