@@ -167,7 +167,7 @@ def test_the_manifest_of_clean_labels_is_trained_on_by_the_command_that_is_print
     quick = ["size=8", "epochs=1", "--set", "backbone.width=2", "--quiet", "--out", str(tmp_path / "again")]
     assert cli.main([*words[1:], *quick]) == 0
     assert cli.main([*words[1:4], *quick[:-1], str(tmp_path / "lost")]) != 0
-    told = "(No such file or directory); give train a root= if they lie elsewhere, or put the table there\n"
+    told = "(No such file or directory); put the table there, or give nearsay train a root= if they lie elsewhere\n"
     assert told in capsys.readouterr().err
     assert cli.main(["evaluate", str(run), "--data", str(run / "cleaned.csv")]) == 65  # which takes no root=
     assert told in capsys.readouterr().err

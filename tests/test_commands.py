@@ -385,6 +385,33 @@ def test_two_files_of_features_follow_each_other(run, tmp_path):
     assert parts["path"][-1] == f"{tmp_path}/b.npy:2"
 
 
+def test_a_row_of_features_that_is_not_finite_costs_no_other_row(run, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(5, 32))
+    np.save(tmp_path / "whole.npy", rows)
+    rows[1, 3], rows[4, 0] = np.nan, 1e300
+    np.save(tmp_path / "odd.npy", rows)
+    found, whole = (predict.predict(run, [tmp_path / f"{name}.npy"]) for name in ("odd", "whole"))
+    for column in ("label", "probability"):
+        kept = [None if row in (1, 4) else cell for row, cell in enumerate(whole[column])]
+        assert found[column] == kept
+    told = "holds NaN or infinity; replace it by a finite float32"
+    assert found["error"] == [None, f"{tmp_path}/odd.npy:1 {told}", None, None, f"{tmp_path}/odd.npy:4 {told}"]
+
+
+def test_a_table_is_looked_for_where_the_run_was_told_if_not_where_it_lies(tmp_path):
+    for name in ("images/a.png", "tables/b.png"):
+        (tmp_path / name).parent.mkdir()
+        Image.new("RGB", (2, 2)).save(tmp_path / name)
+    for name, path in (("far", "images/a.png"), ("near", "b.png")):
+        (tmp_path / "tables" / f"{name}.csv").write_text(f"path,label\n{path},x\n")
+    like = Manifest(path=tmp_path / "tables" / "train.csv", root=tmp_path)
+    for name, root in (("far", tmp_path), ("near", None)):
+        path = tmp_path / "tables" / f"{name}.csv"
+        data = evaluate._dataset_at(path, like)
+        assert data == Manifest(path=path, root=root)
+        assert len(data.open("train").inputs) == 1
+
+
 def test_what_cannot_be_read_is_a_row_with_an_error():
     predictions = Predictions(torch.zeros(2, 1), torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([2, 0]))
     found = predict._columns(["a", "b", "c"], predictions, {1: "is broken"}, ("no", "yes"))
@@ -415,7 +442,6 @@ def test_images_are_found_in_folders_and_keep_the_names_they_were_given_by(tmp_p
 def broken_features(folder):
     np.savez(folder / "many.npz", a=np.zeros((2, 3)), b=np.zeros((2, 3)))
     np.save(folder / "flat.npy", np.zeros(3))
-    np.save(folder / "nan.npy", np.array([[0.0, 1.0], [np.nan, 2.0]]))
     np.save(folder / "pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
     (folder / "text.npy").write_text("nothing")
     tables.write(folder / "words.parquet", {"x": ["a", "b"]})
@@ -427,7 +453,6 @@ def broken_features(folder):
     [
         ("many.npz", "it has the arrays a, b, none of them called features"),
         ("flat.npy", r"holds an array of \(3,\)"),
-        ("nan.npy", r"row 1 of .*nan\.npy holds NaN or infinity; remove it"),
         ("pickled.npy", "is not read"),
         ("text.npy", "is not read"),
         ("words.parquet", "none of numbers"),

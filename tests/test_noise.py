@@ -703,10 +703,11 @@ def test_one_class_cannot_be_confused(model):
         (lambda: Recorded(given=torch.zeros(3).long())(TEN), "3 recorded labels but 10 examples; record as many"),
         (lambda: Recorded(given=torch.full((10,), 10))(TEN), "given holds 10, but with 10 classes it must be 0 to 9"),
         (lambda: Symmetric(rate=0.1, seed=1.5)(TEN), r"seed 1\.5 must be a Python int"),
-        (lambda: split_balanced(labels_of(50), 41, seed=0), "held_out 41 must be a whole number from 0 to 40, which"),
-        (lambda: split_balanced(labels_of(50), -1, seed=0), "held_out -1 must be"),
-        (lambda: split_balanced(labels_of(50), 0.1, seed=0), r"held_out 0\.1 must be"),
-        (lambda: split_balanced(labels_of(50), True, seed=0), "held_out True must be"),
+        (lambda: split_balanced(labels_of(50), 41, seed=0), "41 of 50 examples cannot be .* held_out=40 at most"),
+        (lambda: split_balanced(labels_of(10), 3, seed=0), "3 of 10 examples cannot .* give held_out=0$"),
+        (lambda: split_balanced(labels_of(50), -1, seed=0), "held_out=-1 must be"),
+        (lambda: split_balanced(labels_of(50), 0.1, seed=0), r"held_out=0\.1 must be"),
+        (lambda: split_balanced(labels_of(50), True, seed=0), "held_out=True must be"),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(call, message):

@@ -287,8 +287,11 @@ def split_balanced(labels: Labels, held_out: int, *, seed: int) -> tuple[Tensor,
     order = seeds.shuffle(seed, "held-out choice", 0, torch.arange(len(given)))
     members = [each for _, each in _by_class(given, order[given[order] >= 0])]
     most = sum(len(each) - 1 for each in members)
-    if isinstance(held_out, bool) or not isinstance(held_out, int) or not 0 <= held_out <= most:
-        raise ValueError(f"held_out {held_out!r} must be a whole number from 0 to {most}, which leaves each class one")
+    if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 0:
+        raise ValueError(f"held_out={held_out!r} must be a whole number of examples, from 0 to {most}")
+    if held_out > most:
+        cure = f"give held_out={most} at most" if most else "give held_out=0"
+        raise ValueError(f"{held_out} of {len(given)} examples cannot be held out: each class must keep one; {cure}")
     is_held = torch.zeros(len(given), dtype=torch.bool)
     for each, share in zip(members, _shares([len(each) for each in members], held_out), strict=True):
         is_held[each[:share]] = True

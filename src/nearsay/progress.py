@@ -252,7 +252,8 @@ def describe_facts(facts: Mapping[str, Any]) -> str:
     wrong = "" if rate is None else f", {100 * rate:.1f} % of the labels wrong"
     resumed = f", going on from step {facts['resumed_at']}" if facts["resumed_at"] else ""
     return (
-        f"{facts['num_examples']:,} examples in {facts['num_classes']} classes{wrong}; "
+        f"{counted(facts['num_examples'], 'example')} in {facts['num_classes']} "
+        f"{'class' if facts['num_classes'] == 1 else 'classes'}{wrong}; "
         f"{facts['num_parameters']:,} parameters; {counted(facts['num_steps'], 'step')} on {facts['device']} "
         f"({facts['precision']}, {facts['loading']} data){resumed}"
     )

@@ -147,10 +147,22 @@ def _dataset_at(path: Path, like: Dataset) -> Dataset:
     if ending in (".npy", ".npz") or (ending == ".parquet" and isinstance(like, Embeddings)):
         return Embeddings(path=path)
     if path.is_file():
-        return Manifest(path=path)
+        return _table_at(path, like.root if isinstance(like, Manifest) else None)
     if isinstance(like, Cifar10 | Cifar100) and (any(path.glob("*meta")) or any(path.glob("cifar*/*meta"))):
         return replace(like, path=path, labels=None, column=None)
     return Folder(path=path)
+
+
+def _table_at(path: Path, root: str | Path | None) -> Manifest:
+    """The table, whose files are where it says, or else below the root that the run was given."""
+    data = Manifest(path=path)
+    if root is None:
+        return data
+    try:
+        _open_first(data, None)
+    except (OSError, ValueError):
+        return replace(data, root=root)
+    return data
 
 
 def _open_first(data: Dataset, split: str | None) -> tuple[str, Split]:

@@ -37,13 +37,14 @@ def predict(model: Path, paths: Sequence[Path], *, device: str = "auto") -> dict
         odd = paths[are_features.index(not are_features[0])]
         raise ValueError(f"{paths[0]} and {odd} are not both images or both features; give one kind at a time")
     names, inputs = _features(paths) if are_features[0] else _images(paths)
+    odd_rows = _take_out(names, inputs) if isinstance(inputs, Tensor) else {}
     try:
-        found = predict_onnx(model, inputs) if is_onnx else predict_run(model, inputs, device=device)
+        found, unreadable = predict_onnx(model, inputs) if is_onnx else predict_run(model, inputs, device=device)
     except ValueError as error:
         if not are_features[0] or type(error) is not ValueError:  # of another kind, it is about something else
             raise
         raise ValueError(f"{paths[0]}: {error}") from error
-    return _columns(names, *found, classes)
+    return _columns(names, found, {**unreadable, **odd_rows}, classes)
 
 
 def check_target(target: Path) -> None:
@@ -123,11 +124,15 @@ def _read_features(path: Path) -> Tensor:
     features = read_parquet(path) if path.suffix.lower() == ".parquet" else _read_numbers(path)
     if features.ndim != 2 or not features.size:
         raise ValueError(f"{path} holds an array of {features.shape}; it must be (N, D), one row an example")
-    is_finite = np.isfinite(features).all(axis=1)
-    if not is_finite.all():
-        row = int(is_finite.argmin())
-        raise ValueError(f"row {row} of {path} holds NaN or infinity; remove it, or replace it by a finite float32")
     return torch.from_numpy(features)
+
+
+def _take_out(names: Sequence[str], features: Tensor) -> dict[int, str]:
+    """Put zeros into rows that are not finite; what is told of each instead of a label."""
+    is_odd = ~features.isfinite().all(dim=1)
+    features[is_odd] = 0
+    told = "holds NaN or infinity; replace it by a finite float32"
+    return {row: f"{names[row]} {told}" for row in is_odd.nonzero()[:, 0].tolist()}
 
 
 def _read_numbers(path: Path) -> NDArray[np.float32]:

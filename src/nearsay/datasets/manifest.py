@@ -190,7 +190,7 @@ def _clean(table: Table, name: str | None, chosen: list[bool], problems: Problem
 def _check_files(root: Path, names: Sequence[str], lines: Sequence[int], problems: Problems) -> None:
     inside = os.path.join(os.path.realpath(root), "")
     targets: dict[str, str] = {}  # of folders
-    cure = "give train a root= if they lie elsewhere, or put the table there"
+    cure = "put the table there, or give nearsay train a root= if they lie elsewhere"
     for line, name in zip(lines, names, strict=True):
         folder, _, file = name.rpartition("/")
         if folder not in targets:
