@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant("padding in the loss", OBJECTIVE, "features = features.masked_fill(is_padding[:, None], 0)", "pass"),
     Mutant("padding counted as isolated", OBJECTIVE, "is_alone & ~is_padding", "is_alone"),
     Mutant("mean over padding too", OBJECTIVE, "(indices != PADDING).sum()", "(indices >= PADDING).sum()"),
-    Mutant("autocast left on", KERNEL, "torch.autocast(device, enabled=False)", "torch.autocast(device)"),
+    Mutant("autocast left on", SEARCH, "torch.autocast(device, enabled=False)", "torch.autocast(device)"),
     Mutant("half precision kept", OBJECTIVE, "features.dtype), torch.float32)", "features.dtype), torch.float16)"),
     Mutant("partners masked though not asked", OBJECTIVE, "is not None and self.mask_partners else", "is not None else"),
     Mutant("neighbors not gathered", OBJECTIVE, "        if dist.num_processes() > 1:", "        if False:", PROCESS_TESTS),

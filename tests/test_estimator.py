@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from nearsay.auditing import audit
 from nearsay.core import Outputs
 from nearsay.estimator import NCRClassifier, _even_size, _label_quality, _merged, _Table
 from nearsay.objectives import ELR, NCR, CrossEntropy
@@ -284,3 +285,42 @@ def test_wrong_data_is_named_in_one_sentence():
         NCRClassifier((), learning_rate=1000, epochs=40, random_state=0).fit(rows * 1e37, labels)
     with pytest.raises(TypeError, match="Sparse data"):
         model.fit(csr_array(rows), labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "unlabeled", "sentence"),
+    [
+        (["cat", "dog", -1] * 4, -1, r"unlabeled=-1 is not the '-1' in y; give unlabeled='-1'"),
+        ([0, 1, -1] * 4, "-1", r"unlabeled='-1' is not the -1 in y; give unlabeled=-1"),
+        ([0, 1, -1] * 4, [-1], r"unlabeled=\[-1\] must be one value"),
+    ],
+)
+def test_a_mark_of_another_type_that_reads_like_a_label_is_refused(labels, unlabeled, sentence):
+    rows = np.arange(24.0).reshape(12, 2)
+    with pytest.raises(ValueError, match=sentence):
+        NCRClassifier(**FAST, unlabeled=unlabeled).fit(rows, labels)
+
+
+def test_what_the_caller_has_switched_in_torch_changes_nothing():
+    rows, given, _ = blobs()
+    plain = NCRClassifier(**FAST).fit(rows, given)
+
+    def assert_same(model):
+        np.testing.assert_array_equal(model.label_quality_, plain.label_quality_)
+        np.testing.assert_array_equal(model.predict_proba(rows), plain.predict_proba(rows))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_same(NCRClassifier(**FAST).fit(rows, given))
+    with torch.inference_mode():
+        model = NCRClassifier(**FAST).fit(rows, given)
+    assert_same(model)
+
+
+def test_another_default_type_of_torch_is_no_hindrance():
+    rows, given, truth = blobs()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert NCRClassifier(**FAST).fit(rows, given).score(rows, truth) > 0.9
+        assert audit(given, features=rows).scores.isfinite().all()
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -76,3 +76,13 @@ def test_an_index_that_is_fed_in_parts_looks_far_enough(monkeypatch):
         assert abs(hits - found.recall) < 0.03
     monkeypatch.setattr(neighbors, "_PROBED", (1,))
     assert neighbors.nearest_others(features, 5, approximate=True).recall < 0.8
+
+
+def test_neighbors_are_the_same_under_autocast():
+    features = torch.randn(300, 64, generator=torch.Generator().manual_seed(5)) + 1  # many nearly as similar
+    units, _ = normalize(features)
+    expected = nearest(units, units, 10, None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = nearest(units, units, 10, None)
+    assert torch.equal(found.similarities, expected.similarities)
+    assert torch.equal(found.positions, expected.positions)

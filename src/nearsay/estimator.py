@@ -143,11 +143,14 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         table, places = _merged(_as_float32(values[is_kept]), codes[is_kept], weights[is_kept])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         experiment = self._experiment(table, seed)
-        network = _train(experiment).cpu()
-        quality = _label_quality(network, table, k=self.k, seed=seed)
+        device = experiment.machine.find_device().type
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):  # as if alone
+            network = _train(experiment).cpu()
+            quality = _label_quality(network, table, k=self.k, seed=seed)
+            network = network.double()
         self.label_quality_ = np.full(len(values), np.nan)
         self.label_quality_[is_kept] = quality[places]
-        self.network_ = network.double()
+        self.network_ = network
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -165,8 +168,9 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         """
         check_is_fitted(self)
         values = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
-        logits = _ask(self.network_, values, torch.float64).logits
-        probabilities: NDArray[np.float64] = logits.softmax(dim=1).numpy()
+        with torch.autocast("cpu", enabled=False):
+            logits = _ask(self.network_, values, torch.float64).logits
+            probabilities: NDArray[np.float64] = logits.softmax(dim=1).numpy()
         return probabilities
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -292,7 +296,12 @@ def _encoded(
     """Places of the labels in the sorted classes, −1 where there is none, and the classes themselves."""
     has_label = np.ones(len(labels), dtype=bool)
     if unlabeled is not None:
+        if np.ndim(unlabeled):  # type: ignore[arg-type]
+            raise ValueError(f"unlabeled={unlabeled!r} must be one value, which no class has")
         has_label = np.array([bool(label != unlabeled) for label in labels])  # one by one: types may differ
+        alike = [label for label in labels[has_label].tolist() if str(label) == str(unlabeled)]
+        if alike:  # numpy makes names of the numbers that stand among names
+            raise ValueError(f"unlabeled={unlabeled!r} is not the {alike[0]!r} in y; give unlabeled={alike[0]!r}")
     is_learned = has_label & (weights > 0)
     if not is_learned.any():
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -182,19 +183,30 @@ def _faiss() -> Any:  # a module without types
     return faiss
 
 
+def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
+    """Nothing inside is cast down, wherever autocast exists."""
+    device = tensor.device.type
+    # what compiles has autocast, and torch 2.10 cannot compile the question
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    if is_available and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
 def cosines(queries: Tensor, keys: Tensor) -> Tensor:
-    """(B, M) products of rows of length 1 in full precision: TF32 or bfloat16 would find other neighbors."""
-    if torch.compiler.is_compiling() or queries.dtype == torch.float64:
-        return queries @ keys.T
-    on_cpu = queries.device.type == "cpu"
-    backend = torch.backends.mkldnn.matmul if on_cpu else torch.backends.cuda.matmul  # type: ignore[attr-defined]
-    with _precision_lock:  # the switch is the program's, not the thread's
-        wished = backend.fp32_precision
-        backend.fp32_precision = "ieee"
-        try:
+    """(B, M) products of rows of length 1 in full precision: TF32 or 16 bits would find other neighbors."""
+    with autocast_off(queries):
+        if torch.compiler.is_compiling() or queries.dtype == torch.float64:
             return queries @ keys.T
-        finally:
-            backend.fp32_precision = wished
+        on_cpu = queries.device.type == "cpu"
+        backend = torch.backends.mkldnn.matmul if on_cpu else torch.backends.cuda.matmul  # type: ignore[attr-defined]
+        with _precision_lock:  # the switch is the program's, not the thread's
+            wished = backend.fp32_precision
+            backend.fp32_precision = "ieee"
+            try:
+                return queries @ keys.T
+            finally:
+                backend.fp32_precision = wished
 
 
 def forbidden(who: Identity, start: int = 0, stop: int | None = None) -> Tensor:

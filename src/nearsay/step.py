@@ -58,7 +58,8 @@ def make_learners(
     learners = []
     for number in range(experiment.networks):
         seed = experiment.seed + number * 2**32  # one seed for each network, the first as if it were alone
-        network = experiment.backbone.build(num_classes, num_inputs=example.shape[0], seed=seed).to(device)
+        network = experiment.backbone.build(num_classes, num_inputs=example.shape[0], seed=seed)
+        network = network.to(device, torch.float32)  # also where that is not torch's default
         if example.ndim == 3:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if experiment.init is not None:

@@ -214,3 +214,15 @@ def test_averages_of_another_shape_are_refused():
 def test_choices_outside_their_range_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         ELR(**wrong)
+
+
+def test_a_teacher_that_is_not_finite_is_seen_in_the_loss_and_not_kept():
+    logits, averages = random_tensor(3, 4), random_averages(5, 4)
+    for row, is_seen in ((0, True), (2, False)):  # the last row is padding
+        told = random_tensor(3, 4, seed=8)
+        told[row, 1] = math.nan
+        batch = make_batch([4, 1, PADDING], teacher=Outputs(torch.zeros(3, 1), told))
+        kept = averages.clone()
+        loss = call(ELR(), logits, batch, kept)
+        assert loss.total.isnan().item() == is_seen
+        assert kept.isfinite().all()

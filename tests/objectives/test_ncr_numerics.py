@@ -395,3 +395,16 @@ def test_an_objective_in_half_precision_has_a_float32_total():
     total = NCR(k=3)(Outputs(features, logits), batch, torch.tensor(0.0), {}, "ncr/cross_entropy").total
     assert total.dtype == torch.float32
     assert total.isfinite()
+
+
+def test_a_row_below_what_is_normal_in_float16_has_no_neighbors_and_no_gradient():
+    generator = torch.Generator().manual_seed(0)
+    logits, features = (torch.randn(16, size, generator=generator).half() for size in (4, 8))
+    features[3] = 0
+    features[3, 0] = 6e-8
+    features.requires_grad_()
+    for implementation in ("plain", "fast"):
+        (gradient,) = torch.autograd.grad(ncr(logits, features, implementation=implementation), features)
+        assert gradient.isfinite().all()
+        assert not gradient[3].any()
+        assert gradient.any()

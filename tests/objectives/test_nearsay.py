@@ -346,3 +346,23 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
 def test_settings_that_cannot_be_meant_are_refused(field):
     with pytest.raises(ValueError, match=field):
         Nearsay(**{field: -1})
+
+
+@pytest.mark.parametrize("part", ["features", "logits"])
+@pytest.mark.parametrize(("row", "is_seen"), [(1, True), (B - 1, False)])  # the last row is padding
+def test_a_teacher_that_is_not_finite_is_seen_in_the_loss_and_not_kept(part, row, is_seen):
+    outputs, batch = make_batch()
+    for start in (row, row + B):
+        getattr(batch.teacher, part)[start, 0] = math.inf
+    for stage in ("labels", "neighbors"):
+        memory = make_memory()
+        loss = OBJECTIVE(outputs, batch, torch.tensor(0.0), memory, stage)
+        assert loss.total.isfinite().item() == (not is_seen)
+        assert all(memory[name].isfinite().all() for name in ("features", "beliefs", "labels", "center", "shares"))
+
+
+def test_targets_of_no_weight_leave_the_shares_of_the_classes_as_they_are():
+    memory = make_memory()
+    before = memory["shares"].clone()
+    OBJECTIVE._balance(torch.full((B, C), 1e-12, dtype=torch.float64), memory)
+    assert torch.equal(memory["shares"], before)

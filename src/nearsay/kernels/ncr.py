@@ -13,7 +13,6 @@ neighbor j in q_i, a neighbor receives ∂L_i/∂log p_j = flow_i r_ij, and a si
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from nearsay.core import can_look
-from nearsay.neighbors import CHUNK_NUMBERS, Identity, nearest, normalize
+from nearsay.neighbors import CHUNK_NUMBERS, Identity, autocast_off, nearest, normalize
 
 TWICE = (
     'this gradient cannot be differentiated again (create_graph=True); take nearsay.ncr(..., implementation="plain") '
@@ -77,16 +76,6 @@ def _triton_function() -> Any:
         return import_module("nearsay.kernels.ncr_triton").TritonRows
     except ImportError:  # torch for Windows comes without
         return None
-
-
-def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
-    """Nothing inside is cast down, wherever autocast exists."""
-    device = tensor.device.type
-    # what compiles has autocast, and torch 2.10 cannot compile the question
-    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
-    if is_available and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
 
 
 def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:

@@ -67,5 +67,11 @@ def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
     return upcast(outputs.logits).where(is_real, 0.0), upcast(batch.targets).where(is_real, 0.0)
 
 
+def not_finite(rows: Tensor, is_real: Tensor) -> Tensor:
+    """(B,) NaN for rows that hold what is not finite, else 0: what a memory leaves out shall be seen in the loss."""
+    fixed = rows.detach()
+    return (fixed - fixed).sum(dim=1).where(is_real, 0.0)
+
+
 def _check(smoothing: float) -> None:
     check_number("smoothing", smoothing, 0, 1)

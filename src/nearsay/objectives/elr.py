@@ -22,7 +22,7 @@ from nearsay.core import (
     check_tensors,
     first_rows,
 )
-from nearsay.objectives.cross_entropy import cross_entropy, real_rows, upcast
+from nearsay.objectives.cross_entropy import cross_entropy, not_finite, real_rows, upcast
 
 SMALLEST = 1e-4  # probabilities are clamped to [1e-4, 1 − 1e-4], as in the public code
 
@@ -103,7 +103,10 @@ class ELR:
         if self.reweigh:
             targets = _reweighed(targets, past)
         supervised = dist.mean(cross_entropy(logits, targets), weights)
-        regularizer = self.weight * dist.mean(elr(logits, past), batch.is_real.to(logits.dtype))
+        rows = elr(logits, past)
+        if batch.teacher is not None:
+            rows = rows + not_finite(teacher, batch.is_real).to(rows.dtype)
+        regularizer = self.weight * dist.mean(rows, batch.is_real.to(logits.dtype))
         if self.ramp:
             regularizer = regularizer * torch.exp(-5 * (1 - (epoch / self.ramp).clamp(0, 1)).square())
         terms = {"cross_entropy": supervised.detach(), "elr": regularizer.detach()}

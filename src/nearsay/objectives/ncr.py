@@ -26,8 +26,8 @@ from nearsay.core import (
     check_together,
     check_whole,
 )
-from nearsay.kernels.ncr import Choices, autocast_off, divergence, ncr_rows
-from nearsay.neighbors import Identity, cosines, forbidden, normalize
+from nearsay.kernels.ncr import Choices, divergence, ncr_rows
+from nearsay.neighbors import Identity, autocast_off, cosines, forbidden, normalize
 from nearsay.objectives.bank import Bank
 from nearsay.objectives.cross_entropy import CrossEntropy
 from nearsay.objectives.neighborhood import NUM_EPOCHS, ask, count_agreement_, foreign_rows, has_settled
@@ -245,6 +245,9 @@ def _rows(
         choices = choices._replace(k=None)
 
     dtype = torch.promote_types(torch.promote_types(logits.dtype, features.dtype), torch.float32)
+    if features.dtype == torch.float16 and len(features):  # what is normal in float32 has no gradient in float16
+        largest = features.detach().abs().amax(dim=1, keepdim=True)
+        features = features.masked_fill(largest < torch.finfo(torch.float16).tiny, 0)
     logits, features = logits.to(dtype), features.to(dtype)
     if not len(logits):
         return logits.sum(dim=1), torch.zeros_like(logits[:, 0], dtype=torch.bool)

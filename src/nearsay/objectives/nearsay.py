@@ -30,9 +30,9 @@ from nearsay.core import (
     first_rows,
     one_hot,
 )
-from nearsay.kernels.ncr import autocast_off, divergence
-from nearsay.neighbors import Identity, nearest, normalize
-from nearsay.objectives.cross_entropy import cross_entropy, upcast
+from nearsay.kernels.ncr import divergence
+from nearsay.neighbors import Identity, autocast_off, nearest, normalize
+from nearsay.objectives.cross_entropy import cross_entropy, not_finite, upcast
 
 _SLOWNESS = 0.99  # per step, of averages over the data
 _TINY = 1e-8
@@ -129,7 +129,9 @@ class Nearsay:
         targets = _blended(targets.repeat(batch.views, 1), batch)
         rows = cross_entropy(upcast(outputs.logits).where(batch.is_real[:, None], 0.0), targets)
         weights, real = targets.sum(dim=1), batch.is_real.to(rows.dtype)
-        first = dist.mean(rows[:num], weights[:num])
+        is_here = batch.is_real[:num]
+        flaws = not_finite(seen.logits, is_here) + not_finite(seen.features, is_here)
+        first = dist.mean(rows[:num] + flaws.to(rows.dtype), weights[:num])
         terms = {
             "first": first.detach(),
             "agreement": dist.mean(known.agreement, real[:num]),
@@ -214,7 +216,7 @@ class Nearsay:
     def _balance(self, targets: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
         """(C,) what makes every class count alike in what is learned, within a factor of five."""
         sums = dist.total(targets.sum(dim=0))
-        _follow_(memory["shares"], sums / sums.sum().clamp(min=_TINY), sums.sum() > 0)
+        _follow_(memory["shares"], sums / sums.sum().clamp(min=_TINY), sums.sum() > _TINY)
         factors: Tensor = 1 / (len(sums) * memory["shares"]).clamp(0.2, 5.0)
         return factors
 
