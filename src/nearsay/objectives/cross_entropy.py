@@ -69,8 +69,8 @@ def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def not_finite(rows: Tensor, is_real: Tensor) -> Tensor:
     """(B,) NaN for rows that hold what is not finite, else 0: what a memory leaves out shall be seen in the loss."""
-    fixed = rows.detach()
-    return (fixed - fixed).sum(dim=1).where(is_real, 0.0)
+    is_fine = rows.isfinite().all(dim=1) | ~is_real
+    return torch.zeros_like(rows[:, 0]).masked_fill(~is_fine, torch.nan)
 
 
 def _check(smoothing: float) -> None:
