@@ -952,6 +952,11 @@ def test_one_class_is_always_right(lowest):
     margins = None if lowest is None else torch.cat([torch.linspace(lowest, lowest + 1, 20), torch.linspace(2, 3, 20)])
     dynamics = None if margins is None else {"confidence": torch.ones(40), "margin": margins}
     found = audit([0] * 40, features=features, probabilities=torch.ones(40, 1), dynamics=dynamics)
+    if dynamics is not None:
+        alone = audit(["a"] * 39 + [None], dynamics=dynamics)
+        assert alone.noise_rate.estimate == 0
+        assert not alone.is_issue.any()
+        assert audit([-1] * 40, dynamics=dynamics).scores.isnan().all()
     assert found.noise_rate.estimate == 0
     assert not found.is_issue.any()
     assert found.noise_matrix.tolist() == [[1.0]]
@@ -1206,11 +1211,13 @@ def test_columns_of_which_only_some_are_named_as_classes_are_refused(labels, col
 def test_numbers_that_pandas_gives_to_columns_are_no_names(classes):
     pandas = pytest.importorskip("pandas")
     probabilities = np.array([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6]])
-    table = pandas.DataFrame(probabilities)
-    numbered = pandas.DataFrame(np.hstack([probabilities[:, :2], probabilities])).iloc[:, 2:]  # 2, 3 and 4
-    for each in (table, numbered):
-        read = inputs.read_inputs(classes, each, None, None, classes).probabilities
-        torch.testing.assert_close(read.double(), torch.from_numpy(probabilities), rtol=0, atol=1e-6)
+    read = inputs.read_inputs(classes, pandas.DataFrame(probabilities), None, None, classes).probabilities
+    torch.testing.assert_close(read.double(), torch.from_numpy(probabilities), rtol=0, atol=1e-6)
+    numbered = pandas.DataFrame(np.hstack([probabilities[:, :2], probabilities])).iloc[
+        :, 2:
+    ]  # 2, 3 and 4: names or not
+    with pytest.raises(ValueError, match=r"must be named .* the names of all columns as classes=, or \.to_numpy\(\)"):
+        audit([2, 3, 2], probabilities=numbered, classes=[1, 2, 3])
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int16, np.uint16, np.int64, np.uint64])

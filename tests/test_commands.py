@@ -399,17 +399,24 @@ def test_a_row_of_features_that_is_not_finite_costs_no_other_row(run, tmp_path):
 
 
 def test_a_table_is_looked_for_where_the_run_was_told_if_not_where_it_lies(tmp_path):
-    for name in ("images/a.png", "tables/b.png"):
-        (tmp_path / name).parent.mkdir()
+    for name in ("images/a.png", "a.png", "c.png", "tables/b.png", "tables/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (2, 2)).save(tmp_path / name)
-    for name, path in (("far", "images/a.png"), ("near", "b.png")):
-        (tmp_path / "tables" / f"{name}.csv").write_text(f"path,label\n{path},x\n")
     like = Manifest(path=tmp_path / "tables" / "train.csv", root=tmp_path)
-    for name, root in (("far", tmp_path), ("near", None)):
-        path = tmp_path / "tables" / f"{name}.csv"
-        data = evaluate._dataset_at(path, like)
-        assert data == Manifest(path=path, root=root)
-        assert len(data.open("train").inputs) == 1
+    path = tmp_path / "tables" / "x.csv"
+    for rows, split, root in (
+        (["images/a.png,x,train"], None, tmp_path),
+        (["b.png,x,train"], None, None),
+        (["c.png,x,train"], None, None),  # in both places
+        (["a.png,x,train", "c.png,x,train"], None, None),  # one of them is missing beside the table, and is to be told
+        (["c.png,x,train", "a.png,x,test"], "train", None),
+        (["c.png,x,train", "a.png,x,test"], "test", tmp_path),
+        (["nowhere.png,x,train"], None, None),
+    ):
+        path.write_text("\n".join(["path,label,split", *rows]))
+        assert evaluate._dataset_at(path, like, split) == Manifest(path=path, root=root)
+    gone = Manifest(path=path, root=tmp_path / "gone")
+    assert evaluate._dataset_at(path, gone) == Manifest(path=path)
 
 
 def test_what_cannot_be_read_is_a_row_with_an_error():

@@ -160,8 +160,9 @@ def constant_when_compiled(function: _Function) -> _Function:
 
 
 def can_look(tensor: Tensor) -> bool:
-    """Whether its values may be looked at: on a CPU, where that stalls no device, and not in torch.compile."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether its values may be looked at: on a CPU, where that stalls no device, and not in torch.compile or vmap."""
+    is_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(tensor)
+    return tensor.device.type == "cpu" and not is_hidden
 
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, *, cure: str = "") -> float:

@@ -143,8 +143,8 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         table, places = _merged(_as_float32(values[is_kept]), codes[is_kept], weights[is_kept])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         experiment = self._experiment(table, seed)
-        device = experiment.machine.find_device().type
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):  # as if alone
+        there, here = (torch.autocast(each, enabled=False) for each in (experiment.machine.find_device().type, "cpu"))
+        with torch.inference_mode(False), torch.enable_grad(), there, here:  # as if nothing was switched
             network = _train(experiment).cpu()
             quality = _label_quality(network, table, k=self.k, seed=seed)
             network = network.double()

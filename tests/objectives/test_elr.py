@@ -226,3 +226,10 @@ def test_a_teacher_that_is_not_finite_is_seen_in_the_loss_and_not_kept():
         loss = call(ELR(), logits, batch, kept)
         assert loss.total.isnan().item() == is_seen
         assert kept.isfinite().all()
+
+
+def test_a_class_that_the_teacher_rules_out_is_no_fault():
+    told = random_tensor(3, 4, seed=8)
+    told[:, 1] = -math.inf
+    batch = make_batch([4, 1, PADDING], teacher=Outputs(torch.zeros(3, 1), told))
+    assert call(ELR(), random_tensor(3, 4), batch, random_averages(5, 4)).total.isfinite()

@@ -161,3 +161,10 @@ def test_label_weights_outside_their_range_are_refused(label_weight):
         GJS(label_weight=label_weight)
     with pytest.raises(ValueError, match=f"label_weight={label_weight!r}"):
         gjs(torch.zeros(1, 1, 2), torch.zeros(1, 2), label_weight=label_weight)
+
+
+def test_targets_are_not_looked_at_under_vmap():
+    logits = torch.randn(5, 2, 3, 4, generator=torch.Generator().manual_seed(0))
+    targets = torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(1)).softmax(dim=2)
+    mapped = torch.func.vmap(lambda one, other: gjs(one, other).supervised)(logits, targets)
+    torch.testing.assert_close(mapped[2], gjs(logits[2], targets[2]).supervised)

@@ -350,10 +350,10 @@ def test_settings_that_cannot_be_meant_are_refused(field):
 
 @pytest.mark.parametrize("part", ["features", "logits"])
 @pytest.mark.parametrize(("row", "is_seen"), [(1, True), (B - 1, False)])  # the last row is padding
-def test_a_teacher_that_is_not_finite_is_seen_in_the_loss_and_not_kept(part, row, is_seen):
-    outputs, batch = make_batch()
-    for start in (row, row + B):
-        getattr(batch.teacher, part)[start, 0] = math.inf
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_teacher_that_is_not_finite_is_seen_in_the_loss_and_not_kept(part, row, is_seen, views):
+    outputs, batch = make_batch(views=views)
+    getattr(batch.teacher, part)[row::B, 0] = math.inf
     for stage in ("labels", "neighbors"):
         memory = make_memory()
         loss = OBJECTIVE(outputs, batch, torch.tensor(0.0), memory, stage)
@@ -366,3 +366,9 @@ def test_targets_of_no_weight_leave_the_shares_of_the_classes_as_they_are():
     before = memory["shares"].clone()
     OBJECTIVE._balance(torch.full((B, C), 1e-12, dtype=torch.float64), memory)
     assert torch.equal(memory["shares"], before)
+
+
+def test_a_class_that_the_teacher_rules_out_is_no_fault():
+    outputs, batch = make_batch()
+    batch.teacher.logits[:, 1] = -math.inf
+    assert OBJECTIVE(outputs, batch, torch.tensor(0.0), make_memory(), "neighbors").total.isfinite()

@@ -148,12 +148,12 @@ def _as_named(beliefs: Tensor, columns: Any, names: tuple[str, ...]) -> Tensor:
     missing = [name for name in names if name not in places]
     if not missing:
         return beliefs[:, [places[name] for name in names]]
-    if len(missing) == len(names) or type(columns).__name__ == "RangeIndex":  # the numbers of pandas, from a later one
+    if len(missing) == len(names):
         return beliefs
     odd = [name for place, name in enumerate(given) if name not in names or place != places[name]]
     raise ValueError(
-        f"columns {_few(odd)} of probabilities must be named {_few(missing)}, as the others are named as classes; "
-        "rename them, give classes=, or give an array with the columns in the order of the classes"
+        f"columns {_few(odd)} of probabilities must be named {_few(missing)}, as the others are named as classes; give "
+        "the names of all columns as classes=, or .to_numpy() of a table whose columns are in the order of the classes"
     )
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from nearsay.auditing import estimating
 from nearsay.auditing.estimating import NoiseRate
 from nearsay.auditing.evidence import Evidence, closeness, connected, fullness, gather_evidence, votes
-from nearsay.auditing.inputs import Inputs, read_images, read_inputs
+from nearsay.auditing.inputs import Dynamics, Inputs, read_images, read_inputs
 from nearsay.auditing.pictures import LEAST_SIDE, Thumbnails, same_pictures, shrink, usualness
 from nearsay.auditing.result import Audit, Suggested
 from nearsay.core import check_whole
@@ -42,6 +42,7 @@ from nearsay.propagation import spread
 _MOST = 1000  # neighbors; the command says so too
 _HELD = 2**22  # numbers that are judged at a time
 _SURE = 0.8  # probability of a label that the network has learned
+_CLEAR = 100.0  # a margin that leaves no doubt
 _LEAST = 0.1  # what a view says at least of all classes together, in equal shares, as none of them is that sure
 
 
@@ -87,8 +88,9 @@ def audit(
     if check_whole("k", k, 1) > _MOST:
         raise ValueError(f"k={k} must be {_MOST} at most: so many are no neighbors, and each pair of them takes time")
     inputs = read_inputs(labels, probabilities, features, dynamics, classes)
-    if len(inputs.classes) == 1:  # there is no other, which low margins would tell of
-        inputs = inputs._replace(dynamics=None)
+    if len(inputs.classes) < 2 and inputs.dynamics is not None:  # there is no other, which low margins would tell of
+        known = inputs.dynamics.margin.isnan().logical_not()
+        inputs = inputs._replace(dynamics=Dynamics(*(torch.where(known, each, torch.nan) for each in (1.0, _CLEAR))))
     pictures = _pictures(images, len(inputs.labels))
     evidence, exact = (None, None) if inputs.features is None else gather_evidence(inputs.features, k, approximate)
     if evidence is not None and pictures is not None:

@@ -38,7 +38,7 @@ def evaluate(
         split = split or _default_split(folder)
         predictions, labels = _kept(folder, experiment, split, recorded, device)
     else:
-        split, (inputs, labels) = _open_first(_dataset_at(data, experiment.data), split)
+        split, (inputs, labels) = _open_first(_dataset_at(data, experiment.data, split), split)
         predictions, problems = predict_run(folder, inputs, device=device)
         unreadable = [inputs.names[index] for index in sorted(problems)] if isinstance(inputs, Files) else []
         labels = _renumbered(labels, recorded.classes, data)
@@ -141,28 +141,30 @@ def _detection(folder: Path, labels: Labels) -> dict[str, float | None] | None:
     return found
 
 
-def _dataset_at(path: Path, like: Dataset) -> Dataset:
-    """The data at a path, by what it looks like; `like` is what the run was trained on."""
+def _dataset_at(path: Path, like: Dataset, split: str | None = None) -> Dataset:
+    """The data at a path, by what it looks like; `like` is what the run was trained on, and `split` what is wanted."""
     ending = path.suffix.lower()
     if ending in (".npy", ".npz") or (ending == ".parquet" and isinstance(like, Embeddings)):
         return Embeddings(path=path)
     if path.is_file():
-        return _table_at(path, like.root if isinstance(like, Manifest) else None)
+        return _table_at(path, like.root if isinstance(like, Manifest) else None, split)
     if isinstance(like, Cifar10 | Cifar100) and (any(path.glob("*meta")) or any(path.glob("cifar*/*meta"))):
         return replace(like, path=path, labels=None, column=None)
     return Folder(path=path)
 
 
-def _table_at(path: Path, root: str | Path | None) -> Manifest:
-    """The table, whose files are where it says, or else below the root that the run was given."""
+def _table_at(path: Path, root: str | Path | None, split: str | None) -> Manifest:
+    """The table, with the root that the run was given where none of its files lie beside it and all below the root."""
     data = Manifest(path=path)
     if root is None:
         return data
+    below = replace(data, root=root)
     try:
-        _open_first(data, None)
+        _, (inputs, _) = _open_first(below, split)
     except (OSError, ValueError):
-        return replace(data, root=root)
-    return data
+        return data
+    are_beside = isinstance(inputs, Files) and any((path.parent / name).exists() for name in inputs.names)
+    return data if are_beside else below
 
 
 def _open_first(data: Dataset, split: str | None) -> tuple[str, Split]:

@@ -105,7 +105,7 @@ class ELR:
         supervised = dist.mean(cross_entropy(logits, targets), weights)
         rows = elr(logits, past)
         if batch.teacher is not None:
-            rows = rows + not_finite(teacher, batch.is_real).to(rows.dtype)
+            rows = rows + not_finite(_probabilities(teacher), batch.is_real).to(rows.dtype)
         regularizer = self.weight * dist.mean(rows, batch.is_real.to(logits.dtype))
         if self.ramp:
             regularizer = regularizer * torch.exp(-5 * (1 - (epoch / self.ramp).clamp(0, 1)).square())

@@ -130,7 +130,7 @@ class Nearsay:
         rows = cross_entropy(upcast(outputs.logits).where(batch.is_real[:, None], 0.0), targets)
         weights, real = targets.sum(dim=1), batch.is_real.to(rows.dtype)
         is_here = batch.is_real[:num]
-        flaws = not_finite(seen.logits, is_here) + not_finite(seen.features, is_here)
+        flaws = not_finite(seen.logits.softmax(dim=1), is_here) + not_finite(seen.features, is_here)
         first = dist.mean(rows[:num] + flaws.to(rows.dtype), weights[:num])
         terms = {
             "first": first.detach(),
