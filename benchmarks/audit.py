@@ -43,15 +43,15 @@ from torch.nn import functional
 
 import nearsay
 from nearsay import config, metrics
-from nearsay.auditing.estimating import noise_matrix
-from nearsay.auditing.pictures import same_pictures, shrink
-from nearsay.commands.audit import audit_run
-from nearsay.commands.clean import DROP_BELOW, RELABEL_ABOVE, clean_run
-from nearsay.core import Labels
-from nearsay.datasets import Cifar10
-from nearsay.failures import exit_code, explain
-from nearsay.train import train
-from nearsay.trained import read_labels, read_origin, read_result
+from nearsay.batch import Labels
+from nearsay.data import Cifar10
+from nearsay.doors.audit import audit_run
+from nearsay.doors.clean import DROP_BELOW, RELABEL_ABOVE, clean_run
+from nearsay.errors import exit_code, explain
+from nearsay.label_issues.duplicates import same_pictures, shrink
+from nearsay.label_issues.noise_rate import noise_matrix
+from nearsay.training.loop import train
+from nearsay.training.run_folder import read_labels, read_origin, read_result
 
 RECALL = 0.9
 NOT_INSTALLED = "not installed"
@@ -68,19 +68,31 @@ def measure(folder: Path, *, folds: bool) -> dict[str, Any]:
     given, clean = labels.given[indices], labels.clean[indices]
     is_wrong = (given != clean) & (given >= 0)
     probabilities = _probabilities(folder, "train", indices)
-    confidence = probabilities.gather(1, given.clamp(min=0)[:, None])[:, 0].where(given >= 0, torch.nan)
+    confidence = probabilities.gather(1, given.clamp(min=0)[:, None])[:, 0].where(
+        given >= 0, torch.nan
+    )
     truth = noise_matrix(given, clean, len(labels.classes))
     row = {
         "run": folder.name,
         "score": detection(found.scores, is_wrong),
         "confidence": detection(confidence, is_wrong),
-        "rate": {"true": metrics.noise_rate(Labels(given, clean, labels.classes)), **found.noise_rate._asdict()},
-        "matrix_error": None if found.noise_matrix is None else (found.noise_matrix - truth).abs().mean().item(),
-        "review": {"estimate": found.review_for(RECALL), "true": to_review(found.order(), is_wrong)},
+        "rate": {
+            "true": metrics.noise_rate(Labels(given, clean, labels.classes)),
+            **found.noise_rate._asdict(),
+        },
+        "matrix_error": None
+        if found.noise_matrix is None
+        else (found.noise_matrix - truth).abs().mean().item(),
+        "review": {
+            "estimate": found.review_for(RECALL),
+            "true": to_review(found.order(), is_wrong),
+        },
     }
     row["cleanlab"] = by_cleanlab(given, probabilities, is_wrong, truth)
     if folds:
-        row["cleanlab_out_of_sample"] = by_cleanlab(given, out_of_sample(folder, indices, given), is_wrong, truth)
+        row["cleanlab_out_of_sample"] = by_cleanlab(
+            given, out_of_sample(folder, indices, given), is_wrong, truth
+        )
     return row
 
 
@@ -88,10 +100,14 @@ def out_of_sample(folder: Path, indices: Tensor, given: Tensor) -> Tensor:
     """(n, C) probabilities of a logistic regression on the pixels, each of a fit that has not seen the example."""
     inputs = config.from_origin(read_origin(folder)).experiment.data.open("train").inputs
     if not isinstance(inputs, Tensor) or (given < 0).any():
-        raise ValueError(f"--folds needs labeled images in memory, which {folder} has not; leave it out")
+        raise ValueError(
+            f"--folds needs labeled images in memory, which {folder} has not; leave it out"
+        )
     pixels = inputs[indices].flatten(1).float() / 255
     model = LogisticRegression(max_iter=1000)
-    return torch.from_numpy(cross_val_predict(model, pixels.numpy(), given.numpy(), cv=5, method="predict_proba"))
+    return torch.from_numpy(
+        cross_val_predict(model, pixels.numpy(), given.numpy(), cv=5, method="predict_proba")
+    )
 
 
 def detection(scores: Tensor, is_wrong: Tensor) -> dict[str, float] | None:
@@ -112,7 +128,9 @@ def to_review(order: Tensor, is_wrong: Tensor) -> int:
     return int((found >= RECALL * found[-1]).nonzero()[0]) + 1
 
 
-def by_cleanlab(given: Tensor, probabilities: Tensor, is_wrong: Tensor, truth: Tensor) -> dict[str, Any] | str:
+def by_cleanlab(
+    given: Tensor, probabilities: Tensor, is_wrong: Tensor, truth: Tensor
+) -> dict[str, Any] | str:
     """What cleanlab makes of probabilities."""
     if find_spec("cleanlab") is None:
         return NOT_INSTALLED
@@ -123,7 +141,9 @@ def by_cleanlab(given: Tensor, probabilities: Tensor, is_wrong: Tensor, truth: T
     beliefs = beliefs / beliefs.sum(axis=1, keepdims=True)
     found: dict[str, Any] = {}
     for method in CLEANLAB_SCORES:
-        scores = torch.from_numpy(np.asarray(rank.get_label_quality_scores(labels, beliefs, method=method)))
+        scores = torch.from_numpy(
+            np.asarray(rank.get_label_quality_scores(labels, beliefs, method=method))
+        )
         found[method] = detection(scores, is_wrong[is_labeled])
     joint = count.compute_confident_joint(labels, beliefs)
     shares = count.estimate_joint(labels, beliefs, confident_joint=joint)  # (given, true)
@@ -163,24 +183,37 @@ def verify(folder: Path, path: Path) -> dict[str, Any]:
     """Where the verified errors of the test set stand among all its labels, the most suspicious first."""
     try:
         arrays = np.load(path, allow_pickle=False)
-        original, corrected = (torch.from_numpy(arrays[name].astype(np.int64)) for name in ("original", "corrected"))
+        original, corrected = (
+            torch.from_numpy(arrays[name].astype(np.int64)) for name in ("original", "corrected")
+        )
     except (ValueError, LookupError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path} is no .npz with the whole numbers original and corrected ({error})") from error
+        raise ValueError(
+            f"{path} is no .npz with the whole numbers original and corrected ({error})"
+        ) from error
     tensors = safetensors.torch.load_file(folder / "predictions" / "test.safetensors")
     order = tensors["indices"].argsort()
     if len(order) != len(original):
-        raise ValueError(f"{path} is of {len(original)} labels, but {folder} has predicted {len(order)}")
+        raise ValueError(
+            f"{path} is of {len(original)} labels, but {folder} has predicted {len(order)}"
+        )
     probabilities = tensors["logits"][order].double().softmax(dim=1)
-    found = nearsay.audit(original, probabilities=probabilities, features=tensors["features"][order].float())
+    found = nearsay.audit(
+        original, probabilities=probabilities, features=tensors["features"][order].float()
+    )
     is_error = original != corrected
     confidence = probabilities.gather(1, original[:, None])[:, 0]
-    ranks = {name: _ranks(scores, is_error) for name, scores in (("score", found.scores), ("confidence", confidence))}
+    ranks = {
+        name: _ranks(scores, is_error)
+        for name, scores in (("score", found.scores), ("confidence", confidence))
+    }
     return {
         "run": folder.name,
         "num_labels": len(original),
         "num_errors": int(is_error.sum()),
         "median_rank": {name: statistics.median(places) for name, places in ranks.items()},
-        "in_first_hundred": {name: sum(place <= 100 for place in places) for name, places in ranks.items()},
+        "in_first_hundred": {
+            name: sum(place <= 100 for place in places) for name, places in ranks.items()
+        },
     }
 
 
@@ -192,7 +225,9 @@ def plant_and_find(path: Path) -> list[dict[str, Any]]:
     images, tiles = split.inputs[order], photographs()
     rows = [
         find_planted("CIFAR-10", plant(images, NUM_COPIES, PLANTED_SEED)),
-        find_planted("photographs, 224 px", plant(tiles, min(NUM_COPIES, len(tiles)), PLANTED_SEED)),
+        find_planted(
+            "photographs, 224 px", plant(tiles, min(NUM_COPIES, len(tiles)), PLANTED_SEED)
+        ),
     ]
     strangers, kinds = foreign(NUM_FOREIGN, PLANTED_SEED)
     return [*rows, rank_foreign(images, split.labels.given[order], strangers, kinds)]
@@ -204,7 +239,9 @@ def find_planted(name: str, planted: Planted) -> dict[str, Any]:
     found = same_pictures(shrink(planted.images))
     seconds = time.process_time() - start
     hits = planted.pairs & set(map(tuple, found.tolist()))
-    others = torch.tensor(sorted(set(map(tuple, found.tolist())) - planted.pairs), dtype=torch.int64).reshape(-1, 2)
+    others = torch.tensor(
+        sorted(set(map(tuple, found.tolist())) - planted.pairs), dtype=torch.int64
+    ).reshape(-1, 2)
     num_real = int(is_same(planted.images, others).sum()) if len(others) else 0
     made, seen = (dict.fromkeys(CHANGES, 0) for _ in range(2))
     for pair, change in planted.changes.items():
@@ -224,15 +261,26 @@ def find_planted(name: str, planted: Planted) -> dict[str, Any]:
     }
 
 
-def rank_foreign(images: Tensor, labels: Tensor, strangers: Tensor, kinds: list[str]) -> dict[str, Any]:
+def rank_foreign(
+    images: Tensor, labels: Tensor, strangers: Tensor, kinds: list[str]
+) -> dict[str, Any]:
     """AUROC of the out-of-distribution score, over all foreign images and over those of each kind."""
     pictures = torch.cat([images, strangers])
-    features = torch.cat([functional.adaptive_avg_pool2d(some.float(), 8).flatten(1) for some in pictures.split(4096)])
+    features = torch.cat(
+        [
+            functional.adaptive_avg_pool2d(some.float(), 8).flatten(1)
+            for some in pictures.split(4096)
+        ]
+    )
     given = torch.cat([labels, torch.zeros(len(kinds), dtype=torch.int64)])
     found = nearsay.audit(given, features=features, images=pictures)
     assert found.ood_scores is not None
     home, away = found.ood_scores[: len(images)], found.ood_scores[len(images) :]
-    chosen = {kind: away[torch.tensor([each == kind for each in kinds])] for kind in KINDS if kind in kinds}
+    chosen = {
+        kind: away[torch.tensor([each == kind for each in kinds])]
+        for kind in KINDS
+        if kind in kinds
+    }
     return {
         "data": "foreign images",
         "num_images": len(pictures),
@@ -243,7 +291,9 @@ def rank_foreign(images: Tensor, labels: Tensor, strangers: Tensor, kinds: list[
 
 
 def _apart(home: Tensor, away: Tensor) -> float:
-    return metrics.detection_auroc(torch.cat([home, away]), torch.arange(len(home) + len(away)) >= len(home))
+    return metrics.detection_auroc(
+        torch.cat([home, away]), torch.arange(len(home) + len(away)) >= len(home)
+    )
 
 
 def scale(num: int, num_classes: int) -> dict[str, Any]:
@@ -252,7 +302,9 @@ def scale(num: int, num_classes: int) -> dict[str, Any]:
     drawn = torch.Generator().manual_seed(0)
     clean = torch.randint(0, num_classes, (num,), generator=drawn)
     is_wrong = torch.rand(num, generator=drawn) < 0.2
-    given = (clean + is_wrong * torch.randint(1, num_classes, (num,), generator=drawn)) % num_classes
+    given = (
+        clean + is_wrong * torch.randint(1, num_classes, (num,), generator=drawn)
+    ) % num_classes
     logits = torch.randn(num, num_classes, generator=drawn)
     logits.scatter_add_(1, clean[:, None], torch.full((num, 1), 3.0))
     with tempfile.TemporaryDirectory() as folder:
@@ -286,7 +338,9 @@ def _probabilities(folder: Path, split: str, indices: Tensor) -> Tensor:
     tensors = safetensors.torch.load_file(folder / "predictions" / f"{split}.safetensors")
     order = tensors["indices"].argsort()
     if not torch.equal(tensors["indices"][order], indices):
-        raise ValueError(f"the predictions in {folder} are not of the examples that were audited; train it again")
+        raise ValueError(
+            f"the predictions in {folder} are not of the examples that were audited; train it again"
+        )
     return tensors["logits"][order].double().softmax(dim=1)
 
 
@@ -298,25 +352,41 @@ def _shown(value: Any, name: str = "auroc") -> str:
 
 def show_measured(rows: list[dict[str, Any]]) -> None:
     """Print a table: AUROC / AP, then rates and the matrix, then how many to review."""
-    print("AUROC / AP of            score          confidence     self-confidence  normalized margin (cleanlab)")
+    print(
+        "AUROC / AP of            score          confidence     self-confidence  normalized margin (cleanlab)"
+    )
     for row in rows:
-        peers = [row["cleanlab"] if row["cleanlab"] == NOT_INSTALLED else row["cleanlab"][m] for m in CLEANLAB_SCORES]
-        cells = [f"{_shown(v)} / {_shown(v, 'average_precision')}" for v in (row["score"], row["confidence"], *peers)]
+        peers = [
+            row["cleanlab"] if row["cleanlab"] == NOT_INSTALLED else row["cleanlab"][m]
+            for m in CLEANLAB_SCORES
+        ]
+        cells = [
+            f"{_shown(v)} / {_shown(v, 'average_precision')}"
+            for v in (row["score"], row["confidence"], *peers)
+        ]
         print(f"{row['run'][:22]:22}  " + "  ".join(f"{cell:15}" for cell in cells))
-    print("\nwrong labels, %         truth   estimate (95 % interval)  cleanlab   matrix error: ours  cleanlab's")
+    print(
+        "\nwrong labels, %         truth   estimate (95 % interval)  cleanlab   matrix error: ours  cleanlab's"
+    )
     for row in rows:
         peer, rate = row["cleanlab"], row["rate"]
         told = [NOT_INSTALLED] * 2
         if peer != NOT_INSTALLED:
             told = [f"{100 * peer['rate']:.1f}", f"{peer['matrix_error']:.4f}"]
-        interval = f"{100 * rate['estimate']:.1f} ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
+        interval = (
+            f"{100 * rate['estimate']:.1f} ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
+        )
         ours = "-" if row["matrix_error"] is None else f"{row['matrix_error']:.4f}"
-        print(f"{row['run'][:22]:22}  {100 * rate['true']:5.1f}   {interval:24}  {told[0]:9}  {ours:>18}  {told[1]}")
+        print(
+            f"{row['run'][:22]:22}  {100 * rate['true']:5.1f}   {interval:24}  {told[0]:9}  {ours:>18}  {told[1]}"
+        )
     for row in rows:
         peer = row.get("cleanlab_out_of_sample")
         if isinstance(peer, dict):
             told = f"rate {100 * peer['rate']:.1f} %, matrix error {peer['matrix_error']:.4f}"
-            print(f"{row['run'][:22]:22}  cleanlab, out of sample: {told}, AUROC {_shown(peer['self_confidence'])}")
+            print(
+                f"{row['run'][:22]:22}  cleanlab, out of sample: {told}, AUROC {_shown(peer['self_confidence'])}"
+            )
     print(f"\nreview for {RECALL:.0%} of the wrong labels: estimated, true")
     for row in rows:
         print(f"{row['run'][:22]:22}  {row['review']['estimate']:6}  {row['review']['true']:6}")
@@ -347,32 +417,44 @@ def show_found(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure the runs that are named, print a table, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--clean", action="store_true", help="clean the labels and train again")
-    choice.add_argument("--verified", type=Path, metavar="FILE", help="an .npz of verified test labels")
+    choice.add_argument(
+        "--verified", type=Path, metavar="FILE", help="an .npz of verified test labels"
+    )
     choice.add_argument("--planted", type=Path, metavar="DATA", help="the folder of CIFAR-10")
     choice.add_argument("--scale", type=int, metavar="N", help="rows of a made-up data set")
     parser.add_argument("--classes", type=int, default=10, help="of the made-up data set")
-    parser.add_argument("--folds", action="store_true", help="cleanlab on out-of-sample probabilities as well")
+    parser.add_argument(
+        "--folds", action="store_true", help="cleanlab on out-of-sample probabilities as well"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the rows as JSON")
     chosen = parser.parse_args()
     if bool(chosen.runs) == bool(chosen.planted or chosen.scale):
         parser.error("name at least one RUN, or none with --planted and --scale")
     if (chosen.scale or 1) < 1 or chosen.classes < 2:
-        parser.error(f"--scale {chosen.scale} and --classes {chosen.classes} must be at least 1 row and 2 classes")
+        parser.error(
+            f"--scale {chosen.scale} and --classes {chosen.classes} must be at least 1 row and 2 classes"
+        )
     try:
         if chosen.out is not None:  # before anything is measured
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
         rows, show = _rows(chosen)
-    except (OSError, ValueError, nearsay.run.RunError) as error:
+    except (OSError, ValueError, nearsay.training.checkpoints.RunError) as error:
         print(f"error: {explain(error, exit_code(error))}", file=sys.stderr)
         sys.exit(exit_code(error))
     show(rows)
     if chosen.out is not None:
         peers = {name: _version(name) for name in ("nearsay", "torch", "cleanlab", "faiss-cpu")}
-        about = {"machine": platform.processor() or platform.machine(), "versions": peers, "rows": rows}
+        about = {
+            "machine": platform.processor() or platform.machine(),
+            "versions": peers,
+            "rows": rows,
+        }
         chosen.out.write_text(json.dumps(about, indent=1) + "\n")
         print(f"\nwritten to {chosen.out}")
 

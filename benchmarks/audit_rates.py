@@ -40,7 +40,11 @@ def classifier(name: str, seed: int) -> Any:
         return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300, C=STRENGTHS[name]))
     if name == "knn":
         return KNeighborsClassifier(15)
-    return RandomForestClassifier(60, random_state=seed, min_samples_leaf=2) if name == "rf" else GaussianNB()
+    return (
+        RandomForestClassifier(60, random_state=seed, min_samples_leaf=2)
+        if name == "rf"
+        else GaussianNB()
+    )
 
 
 def choose(seed: int) -> dict[str, Any]:
@@ -49,8 +53,14 @@ def choose(seed: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if rng.random() < 0.7:
         chosen["classes"] = int(rng.choice([2, 2, 3, 5, 10, 20, 50]))
-        chosen["num"], chosen["dim"] = int(rng.choice([200, 400, 800, 1500])), int(rng.choice([2, 8, 32]))
-        chosen["apart"], chosen["unequal"] = float(rng.choice([2, 3, 4, 6, 9])), float(rng.choice([1, 1, 5, 20]))
+        chosen["num"], chosen["dim"] = (
+            int(rng.choice([200, 400, 800, 1500])),
+            int(rng.choice([2, 8, 32])),
+        )
+        chosen["apart"], chosen["unequal"] = (
+            float(rng.choice([2, 3, 4, 6, 9])),
+            float(rng.choice([1, 1, 5, 20])),
+        )
         if chosen["classes"] >= 20:
             chosen |= {"num": 1500, "dim": 32}
         if chosen["classes"] == 10:
@@ -79,12 +89,18 @@ def clouds(rng: np.random.Generator, chosen: dict[str, Any]) -> tuple[Array, Arr
 def real(rng: np.random.Generator, name: str, num: int) -> tuple[Array, Array]:
     """At most `num` examples of a set of scikit-learn."""
     if name == "moons":
-        points, clean = datasets.make_moons(num, noise=0.25, random_state=int(rng.integers(1 << 30)))
+        points, clean = datasets.make_moons(
+            num, noise=0.25, random_state=int(rng.integers(1 << 30))
+        )
     elif name == "digits":
         points, clean = datasets.load_digits(return_X_y=True)
         points = points / 16
     else:
-        load = {"wine": datasets.load_wine, "cancer": datasets.load_breast_cancer, "iris": datasets.load_iris}[name]
+        load = {
+            "wine": datasets.load_wine,
+            "cancer": datasets.load_breast_cancer,
+            "iris": datasets.load_iris,
+        }[name]
         points, clean = load(return_X_y=True)
         points = (points - points.mean(0)) / points.std(0)
     kept = rng.permutation(len(points))[:num] if len(points) > num else np.arange(len(points))
@@ -109,7 +125,9 @@ def spoil(rng: np.random.Generator, points: Array, clean: Array, kind: str, rate
         is_wrong = rng.random(num) < np.clip(2 * rate * ranks, 0, 1)
         given[is_wrong] = distances.argmin(1)[is_wrong]
     elif kind == "one":
-        is_wrong = (clean == 0) & (rng.random(num) < min(0.6, rate / max((clean == 0).mean(), 1e-9)))
+        is_wrong = (clean == 0) & (
+            rng.random(num) < min(0.6, rate / max((clean == 0).mean(), 1e-9))
+        )
         given[is_wrong] = 1
     else:
         is_wrong = rng.random(num) < rate
@@ -122,14 +140,18 @@ def spoil(rng: np.random.Generator, points: Array, clean: Array, kind: str, rate
 def draw(seed: int) -> tuple[Array, Array, Array, Array]:
     """Features, out-of-sample probabilities, given labels, and which of them are wrong."""
     chosen, rng = choose(seed), np.random.default_rng(seed + 10**6)
-    points, clean = real(rng, chosen["data"], chosen["num"]) if "data" in chosen else clouds(rng, chosen)
+    points, clean = (
+        real(rng, chosen["data"], chosen["num"]) if "data" in chosen else clouds(rng, chosen)
+    )
     given = spoil(rng, points, clean, chosen["noise"], chosen["rate"])
     kept = np.bincount(given)[given] >= LEAST
     points, clean, given = points[kept], clean[kept], given[kept]
     labels = np.unique(given, return_inverse=True)[1]
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     model = classifier(chosen["classifier"], seed)
-    found = np.nan_to_num(cross_val_predict(model, points, labels, cv=folds, method="predict_proba"))
+    found = np.nan_to_num(
+        cross_val_predict(model, points, labels, cv=folds, method="predict_proba")
+    )
     found = found / found.sum(1, keepdims=True).clip(1e-12)
     found[found.sum(1) < 0.5] = 1 / found.shape[1]
     return points.astype(np.float32), found.astype(np.float32), labels, given != clean
@@ -137,12 +159,16 @@ def draw(seed: int) -> tuple[Array, Array, Array, Array]:
 
 def parse_seeds(description: str | None) -> range:
     """Those that the command line asks for."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--num", type=int, default=100, help="so many seeds in a row")
     arguments = parser.parse_args()
     if arguments.first < 0 or arguments.num < 1:
-        parser.error(f"--first {arguments.first} and --num {arguments.num} must be at least 0 and 1")
+        parser.error(
+            f"--first {arguments.first} and --num {arguments.num} must be at least 0 and 1"
+        )
     return range(arguments.first, arguments.first + arguments.num)
 
 
@@ -150,7 +176,12 @@ def summarize(counted: list[Counted]) -> tuple[float, float, float, float]:
     """The shares of intervals that end below the truth and that begin above it, their width, and the mean error."""
     true, estimate, low, high = np.array(counted).T
     below, above = (true > high + 1e-9).mean(), (true < low - 1e-9).mean()
-    return float(below), float(above), float((high - low).mean()), float(np.abs(estimate - true).mean())
+    return (
+        float(below),
+        float(above),
+        float((high - low).mean()),
+        float(np.abs(estimate - true).mean()),
+    )
 
 
 def main() -> None:
@@ -162,12 +193,16 @@ def main() -> None:
         features, probabilities, labels, is_wrong = draw(seed)
         for name in rows:
             known: dict[str, Array] = {"features": features, "probabilities": probabilities}
-            rate = nearsay.audit(labels, **(known if name == "both" else {name: known[name]})).noise_rate
+            rate = nearsay.audit(
+                labels, **(known if name == "both" else {name: known[name]})
+            ).noise_rate
             rows[name].append((is_wrong.mean(), *rate))
     print("given          held   miss below, above   width   error of the estimate")
     for name, counted in rows.items():
         below, above, width, error = summarize(counted)
-        print(f"{name:13}  {1 - below - above:.3f}  {below:.3f}, {above:.3f}         {width:.3f}   {error:.3f}")
+        print(
+            f"{name:13}  {1 - below - above:.3f}  {below:.3f}, {above:.3f}         {width:.3f}   {error:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from audit_rates import Array, Counted, clouds, parse_seeds, real, spoil, summarize
 
-from nearsay.commands.audit import audit_run
 from nearsay.config import call_recipe
-from nearsay.train import train
+from nearsay.doors.audit import audit_run
+from nearsay.training.loop import train
 
 ROWS: dict[str, Callable[[dict[str, Any], Counted], bool]] = {
     "all": lambda _, __: True,
@@ -40,14 +40,22 @@ ROWS: dict[str, Callable[[dict[str, Any], Counted], bool]] = {
 def choose(seed: int) -> dict[str, Any]:
     """What a set is like, and how it is trained on."""
     rng = np.random.default_rng(seed)
-    chosen: dict[str, Any] = {"data": str(rng.choice(["clouds", "clouds", "moons", "wine", "cancer", "digits"]))}
+    chosen: dict[str, Any] = {
+        "data": str(rng.choice(["clouds", "clouds", "moons", "wine", "cancer", "digits"]))
+    }
     chosen["num"] = int(rng.choice([200, 400, 800, 1800]))
     if chosen["data"] == "clouds":
         chosen["classes"], chosen["dim"] = int(rng.choice([2, 3, 5, 10])), int(rng.choice([8, 32]))
-        chosen["apart"], chosen["unequal"] = float(rng.choice([3, 4, 6, 9])), float(rng.choice([1, 1, 5]))
+        chosen["apart"], chosen["unequal"] = (
+            float(rng.choice([3, 4, 6, 9])),
+            float(rng.choice([1, 1, 5])),
+        )
     chosen["noise"] = str(rng.choice(["sym", "sym", "pair", "inst"]))
     chosen["rate"] = float(rng.choice([0, 0, 0, 0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5]))
-    chosen["method"], chosen["hidden"] = str(rng.choice(["ncr", "standard"])), int(rng.choice([128, 256]))
+    chosen["method"], chosen["hidden"] = (
+        str(rng.choice(["ncr", "standard"])),
+        int(rng.choice([128, 256])),
+    )
     chosen["epochs"] = int(rng.choice([3, 5, 10, 20, 30, 60, 100]))
     return chosen
 
@@ -57,7 +65,11 @@ def draw(seed: int) -> tuple[Array, Array, Array]:
     chosen, rng = choose(seed), np.random.default_rng(seed + 10**6)
     is_drawn = chosen["data"] == "clouds"
     points, clean = clouds(rng, chosen) if is_drawn else real(rng, chosen["data"], chosen["num"])
-    return points.astype(np.float32), spoil(rng, points, clean, chosen["noise"], chosen["rate"]), clean
+    return (
+        points.astype(np.float32),
+        spoil(rng, points, clean, chosen["noise"], chosen["rate"]),
+        clean,
+    )
 
 
 def count(seed: int) -> Counted:

@@ -30,13 +30,21 @@ from pathlib import Path
 import torch
 
 from nearsay import config
-from nearsay.commands.audit import audit_run
+from nearsay.doors.audit import audit_run
+from nearsay.errors import INTERNAL, Stopped, exit_code, explain
 from nearsay.experiment import Machine
-from nearsay.failures import INTERNAL, exit_code, explain
-from nearsay.host import Stopped, hardware
 from nearsay.results.queue import FILE, read_queue
-from nearsay.results.record import MERGED, device_seconds, make_record, read_records, take, unchanged, write_json
-from nearsay.train import train
+from nearsay.results.record import (
+    MERGED,
+    device_seconds,
+    make_record,
+    read_records,
+    take,
+    unchanged,
+    write_json,
+)
+from nearsay.training.loop import train
+from nearsay.training.system import hardware
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = {"path": "data", "labels": "labels", "outside": "outside"}  # of arguments of the recipe
@@ -60,24 +68,61 @@ def _parse(words):
     verbs = parser.add_subparsers(required=True)
     run = verbs.add_parser("run", help="run what is left")
     run.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
-    run.add_argument("--labels", type=Path, help="the file of CIFAR-10N; without it, its runs are left out")
-    run.add_argument("--outside", type=Path, help="folder of CIFAR-100; without it, what takes its images is left out")
-    run.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
-    run.add_argument("--tier", choices=("A", "B", "C"), help="of docs/results.md; by default all, one after another")
-    run.add_argument("--seconds", type=_seconds, default=float("inf"), help="when to stop; by default at the end")
+    run.add_argument(
+        "--labels", type=Path, help="the file of CIFAR-10N; without it, its runs are left out"
+    )
+    run.add_argument(
+        "--outside",
+        type=Path,
+        help="folder of CIFAR-100; without it, what takes its images is left out",
+    )
+    run.add_argument(
+        "--only",
+        type=_expression,
+        default="",
+        help="a regular expression to be found in names of runs",
+    )
+    run.add_argument(
+        "--tier",
+        choices=("A", "B", "C"),
+        help="of docs/results.md; by default all, one after another",
+    )
+    run.add_argument(
+        "--seconds", type=_seconds, default=float("inf"), help="when to stop; by default at the end"
+    )
     run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
     run.add_argument(
-        "--runs", type=Path, default=Path("runs/cifar"), help="folder of the runs; who shares it shares the work"
+        "--runs",
+        type=Path,
+        default=Path("runs/cifar"),
+        help="folder of the runs; who shares it shares the work",
     )
     run.add_argument(
-        "--keep", type=_expression, default="$^", help="a regular expression: run folders that stay once recorded"
+        "--keep",
+        type=_expression,
+        default="$^",
+        help="a regular expression: run folders that stay once recorded",
     )
-    run.add_argument("--audit", type=_expression, default=AUDITED, help="a regular expression: runs to audit as well")
+    run.add_argument(
+        "--audit",
+        type=_expression,
+        default=AUDITED,
+        help="a regular expression: runs to audit as well",
+    )
     run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
-    run.add_argument("--results", type=Path, default=ROOT / "results", help="what is done; nothing is written there")
+    run.add_argument(
+        "--results",
+        type=Path,
+        default=ROOT / "results",
+        help="what is done; nothing is written there",
+    )
     run.add_argument("--again", action="store_true", help="also run what is done")
     run.add_argument("--list", action="store_true", help="print what is left, and run nothing")
-    run.add_argument("--split", action="store_true", help="also start what will not end in time, to go on another time")
+    run.add_argument(
+        "--split",
+        action="store_true",
+        help="also start what will not end in time, to go on another time",
+    )
     run.add_argument("--commit", default="", help="of the code, where there is no git to ask")
     run.set_defaults(act=run_queue)
     put = verbs.add_parser("take", help="put what was run elsewhere into results/")
@@ -94,7 +139,9 @@ def _expression(text):
         return re.compile(text)
     except re.error as error:
         cure = "write \\ before a sign that stands for itself"
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error}); {cure}") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no regular expression ({error}); {cure}"
+        ) from error
 
 
 def _seconds(text):
@@ -108,7 +155,9 @@ def run_queue(arguments):
     """Run what is left and fits; returns 0 if no run failed and no signal from outside came."""
     deadline = time.monotonic() + arguments.seconds
     given = {key: getattr(arguments, option) for key, option in OPTIONS.items()}
-    place = {key: str(path.expanduser().absolute()) for key, path in given.items() if path is not None}
+    place = {
+        key: str(path.expanduser().absolute()) for key, path in given.items() if path is not None
+    }
     recorded, sharing = read_records(arguments.results), arguments.runs / "sharing"
     known = {name: recorded[name] for name in unchanged(recorded)}
     began, (here, failed) = time.time(), _found(arguments)
@@ -122,7 +171,9 @@ def run_queue(arguments):
         return 0
     for key, path in place.items():
         if not Path(path).exists():  # else every run would fail, one after another
-            raise ValueError(f"--{OPTIONS[key]} {path} is not there; give a path that exists, or leave it out")
+            raise ValueError(
+                f"--{OPTIONS[key]} {path} is not there; give a path that exists, or leave it out"
+            )
     for folder in (sharing, arguments.runs / "claims", arguments.runs / "records" / "failed"):
         folder.mkdir(parents=True, exist_ok=True)
     code = 0
@@ -135,11 +186,15 @@ def run_queue(arguments):
             needed = (1 + others) * expected(each, [*known.values(), *here.values()])
             remaining = deadline - time.monotonic()
             if needed > remaining and not (arguments.split and remaining > ENDING):
-                print(f"{number}/{len(left)}  {each.name} would take {needed:.0f} of {remaining:.0f} s: later")
+                print(
+                    f"{number}/{len(left)}  {each.name} would take {needed:.0f} of {remaining:.0f} s: later"
+                )
                 continue
             with _claimed(each.name, arguments, began) as mine:
                 if not mine:
-                    print(f"{number}/{len(left)}  {each.name} is left to another process", flush=True)
+                    print(
+                        f"{number}/{len(left)}  {each.name} is left to another process", flush=True
+                    )
                     continue
                 print(f"{number}/{len(left)}  {each.name} ...", flush=True)
                 failure = _failure(arguments, each.name)
@@ -158,7 +213,10 @@ def run_queue(arguments):
                     print(f"{each.name} failed: {reason}", flush=True)
             _write(arguments)
             if not _recover():
-                print(f"the device does not answer any more after {each.name}; start again", flush=True)
+                print(
+                    f"the device does not answer any more after {each.name}; start again",
+                    flush=True,
+                )
                 return INTERNAL
     _write(arguments)
     if code and not is_over.is_set():
@@ -177,7 +235,9 @@ def run_one(wanted, arguments, place):
         result = train(call.experiment, folder, origin=call.origin)
     seconds = time.perf_counter() - began
     result["versions"] = {**result["versions"], "cuda": torch.version.cuda or ""}
-    record = make_record(wanted, result, config.to_tree(call.experiment), seconds=seconds, places=place)
+    record = make_record(
+        wanted, result, config.to_tree(call.experiment), seconds=seconds, places=place
+    )
     if share[0] < 0.98 * seconds:  # what was done before it went on counts in full
         record["device_seconds"] = round(record["seconds"] - seconds + share[0], 1)
     if re.search(arguments.audit, wanted.name):
@@ -193,7 +253,9 @@ def run_one(wanted, arguments, place):
 def _audit(folder, sharing):
     """What `nearsay audit` finds in a run, and how long it takes; {} where no label is known to be wrong."""
     began, threads = time.perf_counter(), torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // (1 + len(_living(sharing)))))  # more would wait for each other
+    torch.set_num_threads(
+        max(1, threads // (1 + len(_living(sharing))))
+    )  # more would wait for each other
     try:
         found = audit_run(folder, report=False).summary
     finally:
@@ -230,9 +292,13 @@ def take_merged(arguments):
         records, failed = list(merged["records"]), dict(merged.get("failed", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         cure = f"give the {MERGED} that run has written into its --out"
-        raise ValueError(f"{arguments.merged} is no file of this script: {error}; {cure}") from error
+        raise ValueError(
+            f"{arguments.merged} is no file of this script: {error}; {cure}"
+        ) from error
     fresh = take(records, arguments.results, commit=arguments.commit, replace=arguments.replace)
-    print(f"{len(fresh)} of {len(records)} results are new in {arguments.results}; nearsay results makes the page.")
+    print(
+        f"{len(fresh)} of {len(records)} results are new in {arguments.results}; nearsay results makes the page."
+    )
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
     return 0
@@ -246,7 +312,11 @@ def _left(arguments, done, place, failed):
     for key in OPTIONS:
         lacking = [each for each in wanted if key in each.needs() and key not in place]
         if lacking:
-            told = "1 run needs --{} and is" if len(lacking) == 1 else f"{len(lacking)} runs need --{{}} and are"
+            told = (
+                "1 run needs --{} and is"
+                if len(lacking) == 1
+                else f"{len(lacking)} runs need --{{}} and are"
+            )
             print(f"{told.format(OPTIONS[key])} left out", file=sys.stderr)
         wanted = [each for each in wanted if each not in lacking]
     return sorted(wanted, key=lambda each: each.name in failed)
@@ -254,8 +324,12 @@ def _left(arguments, done, place, failed):
 
 def _found(arguments):
     """What is recorded in the folder of runs, and why others failed, also by other processes."""
-    told = {path.stem: _reason(path) for path in sorted(_failure(arguments, "").parent.glob("*.json"))}
-    return read_records(arguments.runs / "records"), {name: reason for name, reason in told.items() if reason}
+    told = {
+        path.stem: _reason(path) for path in sorted(_failure(arguments, "").parent.glob("*.json"))
+    }
+    return read_records(arguments.runs / "records"), {
+        name: reason for name, reason in told.items() if reason
+    }
 
 
 def _reason(path):
@@ -264,7 +338,9 @@ def _reason(path):
     except FileNotFoundError:
         return ""  # another process has made up for it meanwhile
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not tell why a run failed: {error}; remove it, and it is run again") from error
+        raise ValueError(
+            f"{path} does not tell why a run failed: {error}; remove it, and it is run again"
+        ) from error
 
 
 def _failure(arguments, name):
@@ -296,7 +372,9 @@ def _claimed(name, arguments, began):
     try:
         yield not any(each.exists() and each.stat().st_mtime > began for each in ended)
     finally:
-        path.unlink(missing_ok=True)  # two that find the same dead process's claim may take it from each other
+        path.unlink(
+            missing_ok=True
+        )  # two that find the same dead process's claim may take it from each other
 
 
 def _living(folder):
@@ -353,7 +431,9 @@ def _stopped_at(deadline):
 
     timer = threading.Timer(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX), end)
     timer.daemon = True
-    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))  # for one between two runs
+    before = signal.signal(
+        signal.SIGTERM, lambda number, _: received.append(number)
+    )  # for one between two runs
     timer.start()
     try:
         yield received, is_over
@@ -391,7 +471,9 @@ def _tell(record):
 def _commit():
     with suppress(OSError, subprocess.CalledProcessError):
         words = ["git", "describe", "--always", "--dirty"]
-        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+        return subprocess.run(
+            words, capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout.strip()
     return ""
 
 

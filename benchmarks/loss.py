@@ -25,8 +25,13 @@ from torch import Tensor
 
 import nearsay
 
-CPU_GRID = list(itertools.product((128, 256, 1024, 4096), (512, 2048), (10, 100, 1000), (1, 10, 100)))
-GPU_GRID = [*CPU_GRID, *itertools.product((16384, 65536), (512, 2048), (10, 100, 1000), (1, 10, 100))]
+CPU_GRID = list(
+    itertools.product((128, 256, 1024, 4096), (512, 2048), (10, 100, 1000), (1, 10, 100))
+)
+GPU_GRID = [
+    *CPU_GRID,
+    *itertools.product((16384, 65536), (512, 2048), (10, 100, 1000), (1, 10, 100)),
+]
 PAPER_SIZES = {  # batch, features, classes, k of the paper's experiments
     "CIFAR-10": (256, 512, 10, 10),
     "CIFAR-100": (256, 512, 100, 10),
@@ -65,7 +70,9 @@ def inputs(m: int, d: int, c: int, device: str) -> tuple[Tensor, Tensor]:
     return logits.requires_grad_(), features.requires_grad_()
 
 
-def step(loss: Callable[..., Tensor], logits: Tensor, features: Tensor, k: int) -> Callable[[], object]:
+def step(
+    loss: Callable[..., Tensor], logits: Tensor, features: Tensor, k: int
+) -> Callable[[], object]:
     """One forward and backward pass."""
 
     def run() -> None:
@@ -83,7 +90,9 @@ def seconds(run: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
-def interleaved(runs: dict[str, Callable[[], object]], device: str, budget: float) -> dict[str, float]:
+def interleaved(
+    runs: dict[str, Callable[[], object]], device: str, budget: float
+) -> dict[str, float]:
     """Minimum time of each, taken in turn until the budget of seconds is spent (at least three rounds)."""
     for run in runs.values():
         seconds(run, device)
@@ -107,10 +116,14 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
         run()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         run()
     held = peak = 0
-    for event in profile.profiler.kineto_results.events():  # the public tables sum allocations, which hides the peak
+    for event in (
+        profile.profiler.kineto_results.events()
+    ):  # the public tables sum allocations, which hides the peak
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
@@ -150,7 +163,10 @@ def measure(m: int, d: int, c: int, k: int, device: str, budget: float) -> dict[
         row["released_bytes"] = peak_bytes(theirs, device)
     if device == "cuda" and m <= 1024:
         graphs = {name: captured(run) for name, run in (("ours", mine), ("released", theirs))}
-        row |= {f"{name}_graph_ms": 1e3 * value for name, value in interleaved(graphs, device, budget).items()}
+        row |= {
+            f"{name}_graph_ms": 1e3 * value
+            for name, value in interleaved(graphs, device, budget).items()
+        }
     return row
 
 
@@ -181,10 +197,16 @@ def report(rows: list[dict[str, float]]) -> dict[str, float]:
     by_size = {(row["m"], row["d"], row["c"], row["k"]): row["ours_bytes"] for row in rows}
     summary = {
         "slowest_ratio": min(map(speedup, both), default=math.nan),
-        "slowest_ratio_from_1024": min((speedup(row) for row in both if row["m"] >= 1024), default=math.nan),
+        "slowest_ratio_from_1024": min(
+            (speedup(row) for row in both if row["m"] >= 1024), default=math.nan
+        ),
         "geometric_mean": geometric_mean([speedup(row) for row in both]),
-        "slowest_at_4096_k10": min((speedup(row) for row in large if "released_ms" in row), default=math.nan),
-        "matmuls_at_4096": geometric_mean([row["ours_ms"] / row["matmul_ms"] for row in large if row["c"] <= 100]),
+        "slowest_at_4096_k10": min(
+            (speedup(row) for row in large if "released_ms" in row), default=math.nan
+        ),
+        "matmuls_at_4096": geometric_mean(
+            [row["ours_ms"] / row["matmul_ms"] for row in large if row["c"] <= 100]
+        ),
         "most_memory_per_doubling": max(
             ((after / before) ** (1 / math.log2(size[0] / m)))
             for size, after in by_size.items()
@@ -212,15 +234,21 @@ def commit() -> str:
     """The commit of the code, where there is one; not that of the folder in which the command was given."""
     words, here = ["git", "rev-parse", "--short", "HEAD"], Path(__file__).parent
     with suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=here).stdout.strip()
+        return subprocess.run(
+            words, capture_output=True, text=True, check=True, cwd=here
+        ).stdout.strip()
     return ""
 
 
 def main() -> None:
     """Measure the grid, print it, write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--budget", type=float, default=1.0, help="seconds of repeats for each size")
+    parser.add_argument(
+        "--budget", type=float, default=1.0, help="seconds of repeats for each size"
+    )
     parser.add_argument("--only", type=int, nargs="*", help="batch sizes m to measure")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     arguments = parser.parse_args()
@@ -248,14 +276,28 @@ def main() -> None:
     for name, row in paper.items():
         print(f"{name:32} {speedup(row):.2f}x")
         summary[f"paper: {name}"] = speedup(row)
-    hardware = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()}, one thread"
-    known = {name: value for name, value in summary.items() if not math.isnan(value)}  # JSON has no NaN
-    record = {"hardware": hardware, "torch": torch.__version__, "commit": commit(), "summary": known, "rows": rows}
+    hardware = (
+        torch.cuda.get_device_name()
+        if arguments.device == "cuda"
+        else f"{platform.machine()}, one thread"
+    )
+    known = {
+        name: value for name, value in summary.items() if not math.isnan(value)
+    }  # JSON has no NaN
+    record = {
+        "hardware": hardware,
+        "torch": torch.__version__,
+        "commit": commit(),
+        "summary": known,
+        "rows": rows,
+    }
     if arguments.only and arguments.out is None:
         print("\nWrote nothing: this is a part of the grid; --out names a file for it")
         return
     rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.4g}"))
-    out.write_text(json.dumps(rounded, indent=None, separators=(",", ":")).replace('{"m"', '\n{"m"') + "\n")
+    out.write_text(
+        json.dumps(rounded, indent=None, separators=(",", ":")).replace('{"m"', '\n{"m"') + "\n"
+    )
     print(f"\nWrote {out}")
 
 

@@ -14,15 +14,18 @@ from dataclasses import replace
 import torch
 
 from nearsay.config import ConfigError, apply_overrides, call_recipe
-from nearsay.datasets import Toy
+from nearsay.data import Toy
 from nearsay.noise import OpenSet
-from nearsay.train import train
+from nearsay.training.loop import train
 
 RATES = (0.2, 0.4)
 METHODS = {
     "cross-entropy": ("method=standard", []),
     "NCR": ("method=ncr", []),
-    **{f"reject={share}": ("method=ncr", [f"objective.reject={share}"]) for share in (0.1, 0.2, 0.4)},
+    **{
+        f"reject={share}": ("method=ncr", [f"objective.reject={share}"])
+        for share in (0.1, 0.2, 0.4)
+    },
 }
 OTHER = 1000  # added to the seed of the data, for classes around other centers
 
@@ -30,15 +33,21 @@ OTHER = 1000  # added to the seed of the data, for classes around other centers
 def accuracy(name: str, rate: float, seed: int, epochs: float) -> float:
     """Of one run, in percent, in a folder that is not kept."""
     method, changes = METHODS[name]
-    call = apply_overrides(call_recipe("toy", [method, "noise=0", f"epochs={epochs}", f"seed={seed}"]), changes)
-    noisy = replace(call.experiment, noise=OpenSet(rate=rate, seed=seed), outside=Toy(seed=seed + OTHER))
+    call = apply_overrides(
+        call_recipe("toy", [method, "noise=0", f"epochs={epochs}", f"seed={seed}"]), changes
+    )
+    noisy = replace(
+        call.experiment, noise=OpenSet(rate=rate, seed=seed), outside=Toy(seed=seed + OTHER)
+    )
     with tempfile.TemporaryDirectory() as folder:
         return 100 * float(train(noisy, folder)["accuracy"]["test"]["final"])
 
 
 def main() -> None:
     """Train and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=float, default=50)
     parser.add_argument("--seeds", type=int, default=3, help="so many, from 0 on")
     arguments = parser.parse_args()
@@ -52,7 +61,9 @@ def main() -> None:
     for rate in RATES:
         cells = []
         for name in METHODS:
-            found = [accuracy(name, rate, seed, arguments.epochs) for seed in range(arguments.seeds)]
+            found = [
+                accuracy(name, rate, seed, arguments.epochs) for seed in range(arguments.seeds)
+            ]
             spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
             cells.append(f"{statistics.mean(found):.1f}{spread}")
         print(f"{rate:8.0%}  " + "  ".join(f"{cell:>13}" for cell in cells), flush=True)

@@ -86,13 +86,20 @@ def _foreign(kind: str, draw: np.random.Generator) -> Image.Image:
         across, down = np.meshgrid(np.arange(32), np.arange(32))
         angle, frequency, phase = draw.uniform(0, np.pi), draw.uniform(0.2, 2), draw.uniform(0, 6)
         wave = np.sin(frequency * (across * np.cos(angle) + down * np.sin(angle)) + phase)
-        return Image.fromarray((127 + 120 * wave[:, :, None] * draw.uniform(-1, 1, 3)).astype(np.uint8))
+        return Image.fromarray(
+            (127 + 120 * wave[:, :, None] * draw.uniform(-1, 1, 3)).astype(np.uint8)
+        )
     if kind in ("noise", "blotches"):
         levels = Image.fromarray(draw.integers(0, 256, (48, 48, 3)).astype(np.uint8))
         if kind == "noise":
             return levels.crop((8, 8, 40, 40))
-        smooth = np.asarray(levels.filter(ImageFilter.GaussianBlur(draw.uniform(0.6, 3))).crop((8, 8, 40, 40)), float)
-        return Image.fromarray((128 + (smooth - smooth.mean()) * 60 / smooth.std()).clip(0, 255).astype(np.uint8))
+        smooth = np.asarray(
+            levels.filter(ImageFilter.GaussianBlur(draw.uniform(0.6, 3))).crop((8, 8, 40, 40)),
+            float,
+        )
+        return Image.fromarray(
+            (128 + (smooth - smooth.mean()) * 60 / smooth.std()).clip(0, 255).astype(np.uint8)
+        )
     if kind == "building":
         photo = load_sample_images().images[0]
         top, left = (int(draw.integers(0, size - 128)) for size in photo.shape[:2])
@@ -108,22 +115,32 @@ def _drawn(kind: str, draw: np.random.Generator) -> Image.Image:
     if kind == "drawing":
         for _ in range(draw.integers(2, 6)):
             points = [tuple(draw.integers(0, 64, 2).tolist()) for _ in range(draw.integers(2, 5))]
-            pen.line(points, fill=tuple(draw.integers(0, 200, 3).tolist()), width=int(draw.integers(1, 4)))
+            pen.line(
+                points,
+                fill=tuple(draw.integers(0, 200, 3).tolist()),
+                width=int(draw.integers(1, 4)),
+            )
     else:
         for row in range(0, 64, 12):
-            pen.text((2, row), "".join(draw.choice(list("abcdefghij klmnop"), 12)), fill=(40, 40, 60))
+            pen.text(
+                (2, row), "".join(draw.choice(list("abcdefghij klmnop"), 12)), fill=(40, 40, 60)
+            )
     return sheet
 
 
 def is_same(images: Tensor, pairs: Tensor) -> Tensor:
     """(P,) bool, by a rule that has nothing to do with the search: gray pixels correlate where one is moved."""
-    gray = functional.interpolate(images[pairs.flatten()].float().mean(dim=1, keepdim=True), size=(32, 32), mode="area")
+    gray = functional.interpolate(
+        images[pairs.flatten()].float().mean(dim=1, keepdim=True), size=(32, 32), mode="area"
+    )
     one, other = gray[:, 0].reshape(-1, 2, 32, 32).unbind(dim=1)
     middle = _standard(one[:, SHIFT:-SHIFT, SHIFT:-SHIFT])
     best = torch.full((len(pairs),), -1.0)
     for down in range(2 * SHIFT + 1):
         for right in range(2 * SHIFT + 1):
-            moved = _standard(other[:, down : down + 32 - 2 * SHIFT, right : right + 32 - 2 * SHIFT])
+            moved = _standard(
+                other[:, down : down + 32 - 2 * SHIFT, right : right + 32 - 2 * SHIFT]
+            )
             best = torch.maximum(best, (middle * moved).sum(dim=1))
     return best >= SAME
 
@@ -133,7 +150,9 @@ def _standard(patches: Tensor) -> Tensor:
     return flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
 
-def write_features(path: Path, clean: Tensor, num_classes: int) -> Any:  # an array that stays on disk
+def write_features(
+    path: Path, clean: Tensor, num_classes: int
+) -> Any:  # an array that stays on disk
     """(N, 512) float16: centers at a quarter of the usual spread, 64 directions whose variance falls as 1/i, noise."""
     drawn = torch.Generator().manual_seed(1)
     centers = torch.randn(num_classes, 512, generator=drawn)
@@ -143,7 +162,9 @@ def write_features(path: Path, clean: Tensor, num_classes: int) -> Any:  # an ar
     for start in range(0, len(clean), 20_000):
         some = clean[start : start + 20_000]
         inside = torch.randn(len(some), 64, generator=drawn) @ mixing
-        values = OVERLAP * centers[some] + inside + 0.1 * torch.randn(len(some), 512, generator=drawn)
+        values = (
+            OVERLAP * centers[some] + inside + 0.1 * torch.randn(len(some), 512, generator=drawn)
+        )
         rows[start : start + len(some)] = values.clamp(min=0).half().numpy()
     rows.flush()
     return np.load(path, mmap_mode="r")

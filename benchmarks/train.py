@@ -22,15 +22,15 @@ import torch
 from PIL import Image, ImageOps
 from torch import nn
 
-from nearsay.augment import CIFAR10_COLORS, Augment, Flip, PadCrop
-from nearsay.core import Labels, Split
+from nearsay.batch import Labels, Split
+from nearsay.data.loader import Order, Rows
+from nearsay.errors import first_line
 from nearsay.experiment import Experiment
-from nearsay.loading import Order, Rows
+from nearsay.losses import NCR, CrossEntropy
 from nearsay.models import ResNet
-from nearsay.objectives import NCR, CrossEntropy
 from nearsay.optim import SGD, Cosine
-from nearsay.reasons import first_line
-from nearsay.step import Setting, Step, make_learners
+from nearsay.training.step import Setting, Step, make_learners
+from nearsay.transforms import CIFAR10_COLORS, Augment, Flip, PadCrop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,9 @@ class Random:
     def open(self, split):
         """All of them."""
         generator = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (self.num, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        images = torch.randint(
+            0, 256, (self.num, 3, 32, 32), dtype=torch.uint8, generator=generator
+        )
         labels = torch.randint(0, 10, (self.num,), generator=generator)
         return Split(images, Labels(labels, labels, tuple("abcdefghij")))
 
@@ -102,7 +104,10 @@ def usual_transforms():
     """What the public code does to an image, or None where torchvision cannot be had."""
     try:
         from torchvision import transforms  # noqa: PLC0415  # an extra, and slow to import
-    except (ImportError, RuntimeError):  # a torchvision that does not fit this torch raises the latter
+    except (
+        ImportError,
+        RuntimeError,
+    ):  # a torchvision that does not fit this torch raises the latter
         return None
     return transforms.Compose(
         [
@@ -121,7 +126,9 @@ def by_pillow(image):
     if np.random.rand() < 0.5:
         image = ImageOps.mirror(image)
     values = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
-    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (CIFAR10_COLORS.mean, CIFAR10_COLORS.std))
+    mean, std = (
+        torch.tensor(part).view(3, 1, 1) for part in (CIFAR10_COLORS.mean, CIFAR10_COLORS.std)
+    )
     return (values - mean) / std
 
 
@@ -131,7 +138,11 @@ def usual_loop(experiment, device, num_steps, workers, size):
     network = experiment.backbone.build(10, num_inputs=3).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     loader = torch.utils.data.DataLoader(
-        Usual(images, labels.given), size, shuffle=True, num_workers=workers, pin_memory=device.type == "cuda"
+        Usual(images, labels.given),
+        size,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
     )
     targets, done, start = torch.zeros(len(images), 10, device=device), 0, 0.0
     warm = 10 if device.type == "cuda" else 1  # steps before the clock starts
@@ -166,7 +177,9 @@ def usual_loop(experiment, device, num_steps, workers, size):
 
 def floor(experiment, device, repeats):
     """Images per second if only convolutions and the bytes of normalization took time."""
-    network = experiment.backbone.build(10, num_inputs=3).to(device, memory_format=torch.channels_last)
+    network = experiment.backbone.build(10, num_inputs=3).to(
+        device, memory_format=torch.channels_last
+    )
     size, dtype = experiment.batch_size, torch.bfloat16 if device.type == "cuda" else torch.float32
     shapes, traffic = [], [0]
 
@@ -182,7 +195,11 @@ def floor(experiment, device, repeats):
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d)
     ]
     with torch.no_grad():
-        network(torch.zeros(size, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last))
+        network(
+            torch.zeros(size, 3, 32, 32, device=device).contiguous(
+                memory_format=torch.channels_last
+            )
+        )
     for handle in handles:
         handle.remove()
     seconds = sum(time_convolution(*shape, device, dtype, repeats) for shape in shapes)
@@ -192,15 +209,21 @@ def floor(experiment, device, repeats):
 
 def time_convolution(module, before, after, device, dtype, repeats):
     """Seconds for forward and backward of one convolution."""
-    inputs = torch.randn(before, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    slope = torch.randn(after, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    inputs = torch.randn(before, device=device, dtype=dtype).contiguous(
+        memory_format=torch.channels_last
+    )
+    slope = torch.randn(after, device=device, dtype=dtype).contiguous(
+        memory_format=torch.channels_last
+    )
     weight = module.weight.detach().to(dtype).contiguous(memory_format=torch.channels_last)
     needs_inputs = before[1] != 3  # the images want no gradient
 
     def work():
         args = (module.stride, module.padding, module.dilation, False, [0, 0], 1)
         torch.ops.aten.convolution(inputs, weight, None, *args)
-        torch.ops.aten.convolution_backward(slope, inputs, weight, None, *args, [needs_inputs, True, False])
+        torch.ops.aten.convolution_backward(
+            slope, inputs, weight, None, *args, [needs_inputs, True, False]
+        )
 
     return timed(work, device, repeats)
 
@@ -257,7 +280,9 @@ def commit():
     """The commit of the code, where there is one; not that of the folder in which the command was given."""
     words, here = ["git", "rev-parse", "--short", "HEAD"], Path(__file__).parent
     with suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=here).stdout.strip()
+        return subprocess.run(
+            words, capture_output=True, text=True, check=True, cwd=here
+        ).stdout.strip()
     return ""
 
 
@@ -279,7 +304,9 @@ def main():
     try:
         device = torch.zeros(1, device=arguments.device).device
     except (AssertionError, RuntimeError) as error:  # torch built without CUDA says the former
-        parser.error(f"--device {arguments.device} cannot be used here ({first_line(error)}); take cpu")
+        parser.error(
+            f"--device {arguments.device} cannot be used here ({first_line(error)}); take cpu"
+        )
     if arguments.out:
         try:  # before anything is measured
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -310,7 +337,10 @@ def main():
         "rows": [],
     }
     for kind, choices in kinds(is_cuda=is_cuda, compiles=not arguments.no_compile).items():
-        ours = {name: Ours(replace(experiment, objective=each), device, **choices) for name, each in methods.items()}
+        ours = {
+            name: Ours(replace(experiment, objective=each), device, **choices)
+            for name, each in methods.items()
+        }
         begin = time.perf_counter()
         for each in ours.values():
             each.run(min(12, arguments.steps))
@@ -319,12 +349,19 @@ def main():
         for _ in range(arguments.windows):
             for name, each in ours.items():
                 windows[name].append(arguments.steps * arguments.batch / each.run(arguments.steps))
-        slower = [plain / ncr - 1 for plain, ncr in zip(windows["cross-entropy"], windows["NCR"], strict=True)]
+        slower = [
+            plain / ncr - 1
+            for plain, ncr in zip(windows["cross-entropy"], windows["NCR"], strict=True)
+        ]
         row = {
             "kind": kind,
             "start_up_seconds": round(start_up, 1),
-            "images_per_second": {name: round(statistics.median(each)) for name, each in windows.items()},
-            "spread": {name: [round(min(each)), round(max(each))] for name, each in windows.items()},
+            "images_per_second": {
+                name: round(statistics.median(each)) for name, each in windows.items()
+            },
+            "spread": {
+                name: [round(min(each)), round(max(each))] for name, each in windows.items()
+            },
             "ncr_slower": round(statistics.median(slower), 4),
             "ncr_slower_spread": [round(min(slower), 4), round(max(slower), 4)],
             "of_floor": round(statistics.median(windows["NCR"]) / best, 3),
@@ -344,9 +381,12 @@ def main():
     for size in (arguments.batch, arguments.batch // 2):
         usual = usual_loop(experiment, device, arguments.steps, arguments.workers, size)
         times = round(fastest / usual, 2)
-        result["usual_loop"].append({"batch": size, "images_per_second": round(usual), "ours_is_faster": times})
+        result["usual_loop"].append(
+            {"batch": size, "images_per_second": round(usual), "ours_is_faster": times}
+        )
         print(
-            f"usual loop, batch {size:4d}     {usual:9.0f} images/s; ours with NCR is {times} times as fast", flush=True
+            f"usual loop, batch {size:4d}     {usual:9.0f} images/s; ours with NCR is {times} times as fast",
+            flush=True,
         )
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -12,8 +12,12 @@ def setup() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, DataLoader]:
     generator = torch.Generator().manual_seed(0)
     indices = torch.arange(512)
     inputs = 3 * torch.eye(4, 16)[indices % 4] + torch.randn(512, 16, generator=generator)
-    labels = torch.where(indices % 3 == 0, torch.randint(4, (512,), generator=generator), indices % 4)
-    loader = DataLoader(TensorDataset(inputs, labels, indices), batch_size=128, shuffle=True, generator=generator)
+    labels = torch.where(
+        indices % 3 == 0, torch.randint(4, (512,), generator=generator), indices % 4
+    )
+    loader = DataLoader(
+        TensorDataset(inputs, labels, indices), batch_size=128, shuffle=True, generator=generator
+    )
     body, classifier = nn.Sequential(nn.Linear(16, 64), nn.ReLU()), nn.Linear(64, 4)
     optimizer = torch.optim.Adam([*body.parameters(), *classifier.parameters()])
     return body, classifier, optimizer, loader
@@ -32,7 +36,9 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch}: cross-entropy {supervised.item():.3f}, neighbor consistency {consistency.item():.4f}")
+        print(
+            f"epoch {epoch}: cross-entropy {supervised.item():.3f}, neighbor consistency {consistency.item():.4f}"
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(16, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Linear(16, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES), nn.ReLU()
+        )
         self.classifier = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, inputs: Tensor) -> nearsay.Outputs:
@@ -43,28 +45,41 @@ def main() -> float:
     teacher = AveragedModel(student, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.Adam(student.parameters())
     objective, mixup = nearsay.Nearsay(start_epoch=2), nearsay.Mixup(views="first")
-    memory = objective.memory(NUM, CLASSES, FEATURES)  # for every example; .to(device) each tensor on a GPU
+    memory = objective.memory(
+        NUM, CLASSES, FEATURES
+    )  # for every example; .to(device) each tensor on a GPU
     for epoch in range(EPOCHS):
         stage = objective.stage(epoch, memory)
         for indices in torch.randperm(NUM).split(BATCH):
-            weak, strong = (inputs[indices] + size * torch.randn(len(indices), 16) for size in (0.1, 0.5))
+            weak, strong = (
+                inputs[indices] + size * torch.randn(len(indices), 16) for size in (0.1, 0.5)
+            )
             targets = nearsay.one_hot(labels[indices], CLASSES)
             batch = nearsay.Batch(
-                inputs=torch.cat([weak, strong]), targets=targets.repeat(2, 1), indices=indices.repeat(2), views=2
+                inputs=torch.cat([weak, strong]),
+                targets=targets.repeat(2, 1),
+                indices=indices.repeat(2),
+                views=2,
             )
             with torch.no_grad():
                 seen = teacher(weak)  # before mixup; its rows stand for both views
             batch = replace(batch, teacher=nearsay.Outputs(*(part.repeat(2, 1) for part in seen)))
             batch = mixup(batch, seed=0, epoch=epoch)
-            loss = objective(student(batch.inputs), batch, torch.tensor(float(epoch)), memory, stage)
+            loss = objective(
+                student(batch.inputs), batch, torch.tensor(float(epoch)), memory, stage
+            )
             optimizer.zero_grad()
             loss.total.backward()
             optimizer.step()
             teacher.update_parameters(student)
-    voted = memory["labels"][:NUM].argmax(dim=1)  # the labels as they vote now: the last row is nobody's
+    voted = memory["labels"][:NUM].argmax(
+        dim=1
+    )  # the labels as they vote now: the last row is nobody's
     accuracy = (teacher(inputs).logits.argmax(dim=1) == classes).float().mean().item()
     before, after = ((each != classes).float().mean().item() for each in (labels, voted))
-    print(f"wrong labels: {before:.1%} before, {after:.1%} now; the teacher is right on {accuracy:.1%} of the examples")
+    print(
+        f"wrong labels: {before:.1%} before, {after:.1%} now; the teacher is right on {accuracy:.1%} of the examples"
+    )
     return accuracy
 
 

@@ -28,14 +28,24 @@ from sklearn.utils.class_weight import compute_sample_weight
 from nearsay import NCRClassifier
 
 QUESTIONS = {
-    "person": ("who wrote about {}", "who was the first to study {}", "who likes {}", "which woman is known for {}"),
+    "person": (
+        "who wrote about {}",
+        "who was the first to study {}",
+        "who likes {}",
+        "which woman is known for {}",
+    ),
     "place": (
         "where can one find {}",
         "where does one see {}",
         "in which country are {}",
         "what city is famous for {}",
     ),
-    "number": ("how many {} are there", "how much do {} cost", "how many years do {} last", "how far do {} go"),
+    "number": (
+        "how many {} are there",
+        "how much do {} cost",
+        "how many years do {} last",
+        "how far do {} go",
+    ),
 }
 TOPICS = ("rivers", "trains", "poems", "birds", "bridges", "stars")
 NUM_TRAIN = 4965  # of a file: the rows after these are those that its weak rules were written from
@@ -45,7 +55,8 @@ NCR_SETTINGS = [
     for values in product((0.5, 0.9), (10, 50), ((), (256,)), (5, 20), (False, True))
 ]
 REGRESSION_SETTINGS = [
-    {"C": strength, "balanced": balanced} for strength, balanced in product((0.03, 0.3, 3.0, 30.0), (False, True))
+    {"C": strength, "balanced": balanced}
+    for strength, balanced in product((0.03, 0.3, 3.0, 30.0), (False, True))
 ]
 
 
@@ -72,7 +83,12 @@ def make_embedder(num_features=256):
 
 def make_questions():
     """72 questions by what they ask for, six of them with a wrong label."""
-    rows = [(each.format(topic), kind) for kind, forms in QUESTIONS.items() for each in forms for topic in TOPICS]
+    rows = [
+        (each.format(topic), kind)
+        for kind, forms in QUESTIONS.items()
+        for each in forms
+        for topic in TOPICS
+    ]
     texts, true = [text for text, _ in rows], np.array([kind for _, kind in rows])
     given, kinds = true.copy(), list(QUESTIONS)
     for row in range(5, len(rows), 13):
@@ -98,8 +114,12 @@ def self_confidence(features, labels, *, seed, C, balanced):
     model = LogisticRegression(C=C, max_iter=2000, class_weight="balanced" if balanced else None)
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The least populated class")  # weak rules name some classes only once
-        shown = cross_val_predict(model, features, codes, cv=folds, method="predict_proba")  # (N, classes)
+        warnings.filterwarnings(
+            "ignore", "The least populated class"
+        )  # weak rules name some classes only once
+        shown = cross_val_predict(
+            model, features, codes, cv=folds, method="predict_proba"
+        )  # (N, classes)
     return shown[np.arange(len(codes)), codes]
 
 
@@ -129,7 +149,9 @@ def compare(train, test):
     for seed in SEEDS:
         model = fit_ncr(features, given, seed=seed, **ncr)
         confidence = self_confidence(features, given, seed=seed, **regression)
-        found.append([roc_auc_score(is_right, score) for score in (model.label_quality_, confidence)])
+        found.append(
+            [roc_auc_score(is_right, score) for score in (model.label_quality_, confidence)]
+        )
         accuracy.append((model.predict(unseen) == test.true).mean())
     means, spreads = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
     plain = fit_regression(features, given, **regression)
@@ -151,7 +173,9 @@ def _choose(train):
     is_right = train.given == train.true
 
     def by_ncr(settings):
-        return roc_auc_score(is_right, fit_ncr(features, train.given, seed=0, **settings).label_quality_)
+        return roc_auc_score(
+            is_right, fit_ncr(features, train.given, seed=0, **settings).label_quality_
+        )
 
     def by_regression(settings):
         return roc_auc_score(is_right, self_confidence(features, train.given, seed=0, **settings))
@@ -162,16 +186,22 @@ def _choose(train):
 def _covered(rows):
     kept = [row for row in rows if row["mv"] >= 0]
     texts = [row["text"] for row in kept]
-    return Sentences(texts, np.array([row["mv"] for row in kept]), np.array([row["label"] for row in kept]))
+    return Sentences(
+        texts, np.array([row["mv"] for row in kept]), np.array([row["label"] for row in kept])
+    )
 
 
 def _selected(sentences, rows):
-    return Sentences([sentences.texts[row] for row in rows], sentences.given[rows], sentences.true[rows])
+    return Sentences(
+        [sentences.texts[row] for row in rows], sentences.given[rows], sentences.true[rows]
+    )
 
 
 def main(arguments):
     """Compare on a file, or show the most doubtful labels of the questions."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", nargs="?", metavar="FILE", help="weakly labeled text")
     path = parser.parse_args(arguments).file
     if path is not None:
@@ -185,8 +215,14 @@ def main(arguments):
     features = make_embedder(32).fit_transform(questions.texts)
     model = fit_ncr(features, questions.given, seed=0, balanced=False)
     for row in model.label_quality_.argsort()[:8]:
-        note = "" if questions.given[row] == questions.true[row] else f"   wrong: it is {questions.true[row]}"
-        print(f"{model.label_quality_[row]:.2f}  {questions.given[row]:7}{questions.texts[row]}{note}")
+        note = (
+            ""
+            if questions.given[row] == questions.true[row]
+            else f"   wrong: it is {questions.true[row]}"
+        )
+        print(
+            f"{model.label_quality_[row]:.2f}  {questions.given[row]:7}{questions.texts[row]}{note}"
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import nearsay
-from nearsay import seeds
+from nearsay import rng
 
 NUM_CLASSES, NUM_INPUTS, NUM_TRAIN, NUM_TEST = 8, 32, 2000, 4000
 DISTANCE = 5.0  # of a class center from the origin; the classes have standard deviation 1 in every direction
@@ -50,7 +50,9 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(NUM_INPUTS, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Linear(NUM_INPUTS, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU()
+        )
         self.classifier = nn.Linear(64, NUM_CLASSES)
 
     def forward(self, inputs):
@@ -62,11 +64,17 @@ class Network(nn.Module):
 def make_data(seed: int) -> Data:
     """Gaussian classes around random centers; exactly 40 % of the training labels drawn from the other classes."""
     generator = torch.Generator().manual_seed(seed)
-    centers = DISTANCE * nn.functional.normalize(torch.randn(NUM_CLASSES, NUM_INPUTS, generator=generator))
+    centers = DISTANCE * nn.functional.normalize(
+        torch.randn(NUM_CLASSES, NUM_INPUTS, generator=generator)
+    )
     clean = torch.arange(NUM_TRAIN + NUM_TEST) % NUM_CLASSES
     inputs = centers[clean] + torch.randn(len(clean), NUM_INPUTS, generator=generator)
-    chosen = seeds.shuffle(seed, "wrong labels", 0, torch.arange(NUM_TRAIN))[: round(WRONG_SHARE * NUM_TRAIN)]
-    steps = 1 + seeds.integers(seed, "other class", 0, chosen, NUM_CLASSES - 1)  # never 0, never all the way round
+    chosen = rng.shuffle(seed, "wrong labels", 0, torch.arange(NUM_TRAIN))[
+        : round(WRONG_SHARE * NUM_TRAIN)
+    ]
+    steps = 1 + rng.integers(
+        seed, "other class", 0, chosen, NUM_CLASSES - 1
+    )  # never 0, never all the way round
     given = clean[:NUM_TRAIN].clone()
     given[chosen] = (given[chosen] + steps) % NUM_CLASSES
     return Data(inputs[:NUM_TRAIN], given, clean[:NUM_TRAIN], inputs[NUM_TRAIN:], clean[NUM_TRAIN:])
@@ -82,7 +90,7 @@ def train(objective: nearsay.Objective, data: Data, seed: int) -> nn.Module:
     memory = objective.memory(NUM_TRAIN, NUM_CLASSES, model.classifier.in_features)
     for epoch in range(NUM_EPOCHS):
         stage = objective.stage(epoch, memory)
-        for rows in seeds.shuffle(seed, "order", epoch, examples).split(BATCH_SIZE):
+        for rows in rng.shuffle(seed, "order", epoch, examples).split(BATCH_SIZE):
             batch = nearsay.Batch(inputs=data.inputs[rows], targets=targets[rows], indices=rows)
             loss = objective(model(batch.inputs), batch, torch.tensor(float(epoch)), memory, stage)
             optimizer.zero_grad()
@@ -97,14 +105,19 @@ def evaluate(model: nn.Module, data: Data) -> Score:
     is_right = model(data.test_inputs).logits.argmax(dim=1) == data.test_clean
     trust = model(data.inputs).logits.softmax(dim=1).gather(1, data.given[:, None])[:, 0]
     is_wrong = data.given != data.clean
-    return Score(*(rows.float().mean().item() for rows in (is_right, trust[~is_wrong], trust[is_wrong])))
+    return Score(
+        *(rows.float().mean().item() for rows in (is_right, trust[~is_wrong], trust[is_wrong]))
+    )
 
 
 def compare(seed: int) -> Comparison:
     """Train with cross-entropy and with NCR at its defaults (alpha=0.9, k=10, temperature=2)."""
     data = make_data(seed)
     wrong_share = (data.given != data.clean).float().mean().item()
-    scores = [evaluate(train(objective, data, seed), data) for objective in (nearsay.CrossEntropy(), nearsay.NCR())]
+    scores = [
+        evaluate(train(objective, data, seed), data)
+        for objective in (nearsay.CrossEntropy(), nearsay.NCR())
+    ]
     return Comparison(*scores, wrong_share)
 
 
@@ -119,10 +132,19 @@ def main() -> None:
         gains.append(100 * (ncr.accuracy - plain.accuracy))
         accuracies = f"{100 * plain.accuracy:13.1f}  {100 * ncr.accuracy:5.1f}  {gains[-1]:+6.1f}"
         trusts = [f"{score.trust_right:.2f} / {score.trust_wrong:.2f}" for score in (plain, ncr)]
-        print(f"{seed:4}  {100 * wrong_share:5.1f} %   {accuracies}     {trusts[0]:>13}   {trusts[1]:>11}", flush=True)
-    print(f"\nNCR is ahead by {min(gains):.1f} to {max(gains):.1f} points ({time.perf_counter() - start:.0f} s).")
-    print("Trust is the mean probability of the given label; high trust in wrong labels means they were memorized.")
-    print("Next: README.md (the loss in your own loop) and docs/method.md (the equations), or put another objective")
+        print(
+            f"{seed:4}  {100 * wrong_share:5.1f} %   {accuracies}     {trusts[0]:>13}   {trusts[1]:>11}",
+            flush=True,
+        )
+    print(
+        f"\nNCR is ahead by {min(gains):.1f} to {max(gains):.1f} points ({time.perf_counter() - start:.0f} s)."
+    )
+    print(
+        "Trust is the mean probability of the given label; high trust in wrong labels means they were memorized."
+    )
+    print(
+        "Next: README.md (the loss in your own loop) and docs/method.md (the equations), or put another objective"
+    )
     print("into compare(), such as nearsay.NCR(k=1) or nearsay.ELR().")
 
 

@@ -6,9 +6,13 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("same", derandomize=True)  # the same examples each time: a change passes or fails by itself
+settings.register_profile(
+    "same", derandomize=True
+)  # the same examples each time: a change passes or fails by itself
 settings.load_profile("same")
-torch.set_num_threads(1)  # the tensors of the tests are small: threads would only wait for each other
+torch.set_num_threads(
+    1
+)  # the tensors of the tests are small: threads would only wait for each other
 
 GOOD_REASONS = (  # for a skip where every library is there
     "needs a CUDA device",

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-NCR_TESTS = ("tests/objectives/test_ncr.py", "tests/objectives/test_ncr_numerics.py", "tests/objectives/test_bank.py")
-KERNEL_TESTS = (*NCR_TESTS, "tests/kernels", "tests/test_neighbors.py")
+NCR_TESTS = (
+    "tests/losses/test_ncr.py",
+    "tests/losses/test_ncr_numerics.py",
+    "tests/losses/test_bank.py",
+)
+KERNEL_TESTS = (*NCR_TESTS, "tests/losses/test_ncr_kernel.py", "tests/test_neighbors.py")
 PROCESS_TESTS = ("tests/distributed",)
-METRICS_TESTS, AUDIT_TESTS = ("tests/test_metrics.py",), ("tests/test_auditing.py",)
+METRICS_TESTS, AUDIT_TESTS = ("tests/test_metrics.py",), ("tests/label_issues/test_audit.py",)
 
 
 class Mutant(NamedTuple):
@@ -32,8 +36,13 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...] = KERNEL_TESTS
 
 
-OBJECTIVE, KERNEL, SEARCH, BANK = "objectives/ncr.py", "kernels/ncr.py", "neighbors.py", "objectives/bank.py"
-METRICS, ESTIMATES, JUDGMENTS = "metrics.py", "auditing/estimating.py", "auditing/judging.py"
+OBJECTIVE, KERNEL, SEARCH, BANK = (
+    "losses/ncr.py",
+    "losses/_ncr_fast.py",
+    "neighbors.py",
+    "losses/memory_bank.py",
+)
+METRICS, ESTIMATES, JUDGMENTS = "metrics.py", "label_issues/noise_rate.py", "label_issues/audit.py"
 MUTANTS = [
     Mutant("sign of the paper's term", OBJECTIVE, "return divergence(p, q, log_p", "return -divergence(p, q, log_p"),
     Mutant("direction of the paper's term", OBJECTIVE, "divergence(p, q, log_p - log_q)", "divergence(q, p, log_q - log_p)"),
@@ -52,9 +61,9 @@ MUTANTS = [
     Mutant("autocast left on", SEARCH, "torch.autocast(device, enabled=False)", "torch.autocast(device)"),
     Mutant("half precision kept", OBJECTIVE, "features.dtype), torch.float32)", "features.dtype), torch.float16)"),
     Mutant("partners masked though not asked", OBJECTIVE, "is not None and self.mask_partners else", "is not None else"),
-    Mutant("neighbors not gathered", OBJECTIVE, "        if dist.num_processes() > 1:", "        if False:", PROCESS_TESTS),
-    Mutant("mean of the process alone", OBJECTIVE, "consistency = dist.mean(rows, real)", "consistency = rows.mean()", PROCESS_TESTS),
-    Mutant("bank written by the process alone", OBJECTIVE, "everyone, dist.gather(batch.indices))", "outputs, batch.indices)", PROCESS_TESTS),
+    Mutant("neighbors not gathered", OBJECTIVE, "        if distributed.num_processes() > 1:", "        if False:", PROCESS_TESTS),
+    Mutant("mean of the process alone", OBJECTIVE, "consistency = distributed.mean(rows, real)", "consistency = rows.mean()", PROCESS_TESTS),
+    Mutant("bank written by the process alone", OBJECTIVE, "everyone, distributed.gather(batch.indices))", "outputs, batch.indices)", PROCESS_TESTS),
     Mutant("self not masked by position", SEARCH, "similarities.diagonal(start).zero_()", "pass"),
     Mutant("self masked at the wrong offset", SEARCH, "similarities.diagonal(start)", "similarities.diagonal(0)"),
     Mutant("self not masked by index", SEARCH, "(queries == who.keys) | (who.keys", "(who.keys"),
@@ -78,15 +87,15 @@ MUTANTS = [
     Mutant("short sum everywhere", KERNEL, "small = (rows < 1e-2)", "small = (rows < -1)"),
     Mutant("differentiated twice in silence", KERNEL, "if torch.is_grad_enabled():", "if False:"),
     Mutant("examples at hand found in the bank", BANK, "indices.masked_fill(stale, PADDING)", "indices"),
-    Mutant("older rows kept in the queue", BANK, '.masked_fill_((memory["indices"][:, None] == kept).any(dim=1), PADDING)', ""),
+    Mutant("older rows kept in the queue", BANK, '.masked_fill_(is_older, PADDING)', ""),
     Mutant("cursor stands still", BANK, ".add_(is_kept.sum())", ""),
     Mutant("least likely class taken for memorized", METRICS, "_checked(logits, labels.given)[0].argmax(dim=1)", "_checked(logits, labels.given)[0].argmin(dim=1)", METRICS_TESTS),
     Mutant("all rows in one adaptive bin", METRICS, "searchsorted(sure.sort().values, sure) * bins // len(sure)", "searchsorted(sure.sort().values, sure) // len(sure)", METRICS_TESTS),
     Mutant("cosines divided by the width", METRICS, "(units[0] * units[1]).sum(dim=1)", "(units[0] * units[1]).mean(dim=1)", METRICS_TESTS),
     Mutant("bells without their normalization", ESTIMATES, "shares.log() - deviations.log() -", "shares.log() -", AUDIT_TESTS),
-    Mutant("nothing from confident learning", JUDGMENTS, "confident.append(estimating.confident_share(total[is_seen], inputs.labels[is_seen]))", "pass", AUDIT_TESTS),
+    Mutant("nothing from confident learning", JUDGMENTS, "confident.append(noise_rate.confident_share(total[is_seen], inputs.labels[is_seen]))", "pass", AUDIT_TESTS),
     Mutant("silence counted as consent", JUDGMENTS, "is_seen = is_judged & (total.sum(dim=1) > 0)", "is_seen = is_judged", AUDIT_TESTS),
-    Mutant("an audit of other labels cleaned", "commands/clean.py", "if [numbers.get(name, -1) for name in given] != labels.given.tolist():", "if False:", ("tests/test_commands_clean.py",)),
+    Mutant("an audit of other labels cleaned", "doors/clean.py", "if [numbers.get(name, -1) for name in given] != labels.given.tolist():", "if False:", ("tests/doors/test_clean.py",)),
 ]  # fmt: skip
 
 
@@ -98,26 +107,45 @@ def survives(mutant: Mutant) -> bool:
         broken = copy / "nearsay" / mutant.path
         source = broken.read_text()
         if source.count(mutant.old) != 1:
-            raise SystemExit(f"{mutant.name}: {mutant.old!r} stands {source.count(mutant.old)} times in {mutant.path}")
+            raise SystemExit(
+                f"{mutant.name}: {mutant.old!r} stands {source.count(mutant.old)} times in {mutant.path}"
+            )
         broken.write_text(source.replace(mutant.old, mutant.new))
         environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *mutant.tests,
+        ]
+        result = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+        )
         if result.returncode not in (0, 1):  # neither passed nor failed: the tests did not run
-            raise SystemExit(f"{mutant.name}: pytest ended with {result.returncode}\n{result.stdout}{result.stderr}")
+            raise SystemExit(
+                f"{mutant.name}: pytest ended with {result.returncode}\n{result.stdout}{result.stderr}"
+            )
         return result.returncode == 0
 
 
 def main() -> None:
     """Try them and say who survives."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-k", default="", help="only mutants whose name contains this")
     chosen = [mutant for mutant in MUTANTS if parser.parse_args().k in mutant.name]
     survivors = []
     for mutant in chosen:
         if survives(mutant):
             survivors.append(mutant.name)
-        print(f"{'SURVIVES' if mutant.name in survivors else 'caught':8}  {mutant.name}", flush=True)
+        print(
+            f"{'SURVIVES' if mutant.name in survivors else 'caught':8}  {mutant.name}", flush=True
+        )
     print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} caught")
     sys.exit(bool(survivors))
 

@@ -26,7 +26,10 @@ def cross_entropy(logits, targets, smoothing):
     rows = []
     for row, target in zip(logits, targets, strict=True):
         uniform = [math.fsum(target) / len(row)] * len(row)
-        given, smooth = cross_entropy_of(softmax(row), target), cross_entropy_of(softmax(row), uniform)
+        given, smooth = (
+            cross_entropy_of(softmax(row), target),
+            cross_entropy_of(softmax(row), uniform),
+        )
         rows.append((1 - smoothing) * given + smoothing * smooth)
     return rows
 
@@ -39,7 +42,10 @@ def bootstrap(logits, targets, alpha, kind, temperature):
             own = softmax([logit / temperature for logit in row])
         else:
             own = [1.0 if c == row.index(max(row)) else 0.0 for c in range(len(row))]
-        given, bootstrapped = cross_entropy_of(softmax(row), target), cross_entropy_of(softmax(row), own)
+        given, bootstrapped = (
+            cross_entropy_of(softmax(row), target),
+            cross_entropy_of(softmax(row), own),
+        )
         rows.append((1 - alpha) * given + alpha * math.fsum(target) * bootstrapped)
     return rows
 
@@ -81,9 +87,18 @@ def gjs(logits, targets, label_weight):
         label = [y / weight for y in target] if weight else target
         views = [softmax(logits[v][i]) for v in range(num_views)]
         mean = [math.fsum(view[c] for view in views) / num_views for c in range(len(target))]
-        mixture = [label_weight * label[c] + math.fsum(share * view[c] for view in views) for c in range(len(target))]
-        whole = entropy(mixture) - label_weight * entropy(label) - math.fsum(share * entropy(view) for view in views)
-        among_views = (1 - label_weight) * (entropy(mean) - math.fsum(map(entropy, views)) / num_views)
+        mixture = [
+            label_weight * label[c] + math.fsum(share * view[c] for view in views)
+            for c in range(len(target))
+        ]
+        whole = (
+            entropy(mixture)
+            - label_weight * entropy(label)
+            - math.fsum(share * entropy(view) for view in views)
+        )
+        among_views = (1 - label_weight) * (
+            entropy(mean) - math.fsum(map(entropy, views)) / num_views
+        )
         supervised.append(weight * (whole - among_views) / scale)
         consistency.append(among_views / scale)
     return supervised, consistency

@@ -44,23 +44,23 @@ BEYOND = [
     ("GJS", "cifar10", "nearsay train cifar10 path=data method=gjs",
      "tests/recipes/test_recipes.py", "test_every_recipe_takes_every_method"),
     ("Label propagation (Eq. 2)", "any recipe", "method=label-propagation",
-     "tests/test_paper_choices.py", "test_labels_are_propagated_halfway_and_learned"),
+     "tests/training/test_paper_choices.py", "test_labels_are_propagated_halfway_and_learned"),
     ("Label propagation of a finished run", "any run",
      "nearsay propagate RUN; nearsay train RECIPE --set relabeled=RUN/propagated.npz",
-     "tests/test_cli_paper.py", "test_labels_are_propagated_and_learned"),
+     "tests/cli/test_paper.py", "test_labels_are_propagated_and_learned"),
     ("Few labels (outlook of the paper)", "any recipe", "--set labeled=0.1",
-     "tests/test_paper_choices.py", "test_training_with_few_labels_learns"),
+     "tests/training/test_paper_choices.py", "test_training_with_few_labels_learns"),
     ("Held-out set for choosing", "mini-ImageNet", "nearsay train mini_imagenet path=data held_out_set=true",
-     "tests/datasets/test_mini_imagenet.py", ""),
+     "tests/data/test_mini_imagenet.py", ""),
     ("ILSVRC-2012 validation images", "mini-WebVision", "nearsay train webvision path=data imagenet=ILSVRC",
-     "tests/test_paper_choices.py", "test_a_second_test_split_is_judged_as_well"),
+     "tests/training/test_paper_choices.py", "test_a_second_test_split_is_judged_as_well"),
     ("One draw of noise per network (the leak)", "cifar10",
      "nearsay train cifar10 path=data method=ncr+elr+ noise_per_network=true",
-     "tests/test_paper_choices.py", "test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_first"),
+     "tests/training/test_paper_choices.py", "test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_first"),
     ("Start of NCR without choosing e", "any recipe", "--set objective.start_epoch=auto",
-     "tests/objectives/test_neighborhood.py", "test_the_start_is_where_agreement_stops_to_rise"),
+     "tests/losses/test_neighborhood.py", "test_the_start_is_where_agreement_stops_to_rise"),
     ("Open-set rejection", "any recipe", "--set objective.reject=0.1",
-     "tests/objectives/test_neighborhood.py", "test_far_and_undecided_rows_lose_their_label"),
+     "tests/losses/test_neighborhood.py", "test_far_and_undecided_rows_lose_their_label"),
 ]  # fmt: skip
 
 
@@ -76,15 +76,28 @@ def page() -> str:
     ]
     for name in NAMES:
         lines += [f"## {TITLES[name]}", "", f"`nearsay reproduce {name} --data data`", ""]
-        lines += ["| row | data | one run of it | settings tested by | trained by |", "|---|---|---|---|---|"]
+        lines += [
+            "| row | data | one run of it | settings tested by | trained by |",
+            "|---|---|---|---|---|",
+        ]
         lines += [cell_line(name, cell) for cell in plan(name, Path("data"), 1)]
-        quoted = [row.name for row in TABLES[name].rows if row.method is None] if name in TABLES else []
+        quoted = (
+            [row.name for row in TABLES[name].rows if row.method is None] if name in TABLES else []
+        )
         if quoted:
             lines += ["", f"Quoted from the paper, not run: {', '.join(quoted)}."]
         if name == "ablation":
-            lines += ["", "The runs over k and e follow once the best alpha, and then the best k, are known."]
+            lines += [
+                "",
+                "The runs over k and e follow once the best alpha, and then the best k, are known.",
+            ]
         lines += [""]
-    lines += ["## Beside the tables", "", "| what | data | command | tested by |", "|---|---|---|---|"]
+    lines += [
+        "## Beside the tables",
+        "",
+        "| what | data | command | tested by |",
+        "|---|---|---|---|",
+    ]
     for what, data, command, path, test in BEYOND:
         tested = f"`{test}`" if test else f"[{Path(path).name}](../{path})"
         commands = ", then ".join(f"`{each}`" for each in command.split("; "))
@@ -93,7 +106,13 @@ def page() -> str:
 
 
 def cell_line(name: str, cell: Cell) -> str:
-    words = ["nearsay train", cell.recipe, "path=data", *cell.arguments, *(f"--set {each}" for each in cell.overrides)]
+    words = [
+        "nearsay train",
+        cell.recipe,
+        "path=data",
+        *cell.arguments,
+        *(f"--set {each}" for each in cell.overrides),
+    ]
     return f"| {cell.row} | {cell.column} | `{' '.join(words)}` | `{SETTINGS[cell.recipe]}` | `{TRAINED[name]}` |"
 
 

@@ -30,7 +30,11 @@ def without_blocks(text: str) -> str:
 
 
 def links(page: str) -> list[str]:
-    return [link for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(read(page))) if "://" not in link]
+    return [
+        link
+        for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(read(page)))
+        if "://" not in link
+    ]
 
 
 def anchors(text: str) -> set[str]:
@@ -44,7 +48,9 @@ def commands(page: str) -> list[str]:
     text = read(page)
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    shown = [line.split(" #")[0] for line in lines] + re.findall(r"`([^`\n]+)`", without_blocks(text))
+    shown = [line.split(" #")[0] for line in lines] + re.findall(
+        r"`([^`\n]+)`", without_blocks(text)
+    )
     return [line.strip() for line in shown if re.match(r"nearsay [a-z]", line)]
 
 
@@ -66,7 +72,12 @@ def wrong_in(command: str) -> str | None:
     if unknown:
         return f"no option {unknown[0]} of {verb}"
     settings = [(before, word) for before, word in pairwise(words) if "=" in word]
-    if verb in ("train", "sweep") and settings and words[0] in recipe_names() and not PLACEHOLDER.search(command):
+    if (
+        verb in ("train", "sweep")
+        and settings
+        and words[0] in recipe_names()
+        and not PLACEHOLDER.search(command)
+    ):
         arguments = [word for before, word in settings if before != "--set"]
         changes = [word for before, word in settings if before == "--set"]
         if verb == "sweep":
@@ -106,5 +117,10 @@ def test_a_command_that_does_not_exist_is_noticed():
     assert wrong_in("nearsay audits RUN") == "no command audits"
     assert wrong_in("nearsay audit RUN --explain") == "no option --explain of audit"
     assert "no field 'kk'" in (wrong_in("nearsay train digits --set objective.kk=5") or "")
-    assert wrong_in("nearsay sweep digits method=ncr,other noise=0.2,0.4 --set objective.alpha=0.1..0.9") is None
+    assert (
+        wrong_in(
+            "nearsay sweep digits method=ncr,other noise=0.2,0.4 --set objective.alpha=0.1..0.9"
+        )
+        is None
+    )
     assert wrong_in("nearsay data get cifar10 --to data") is None

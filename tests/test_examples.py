@@ -16,8 +16,8 @@ import toy
 import nearsay
 from nearsay.experiment import Experiment
 from nearsay.optim import SGD
-from nearsay.train import train
-from nearsay.trained import open_trained
+from nearsay.training.loop import train
+from nearsay.training.run_folder import open_trained
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,7 +88,13 @@ def test_the_code_of_the_readme_runs(number):
     assert len(found) == 2
     body, classifier, optimizer, loader = loop.setup()
     before = [parameter.detach().clone() for parameter in classifier.parameters()]
-    given = {"body": body, "classifier": classifier, "optimizer": optimizer, "loader": loader, "device": "cpu"}
+    given = {
+        "body": body,
+        "classifier": classifier,
+        "optimizer": optimizer,
+        "loader": loader,
+        "device": "cpu",
+    }
     exec(found[number], given)
     assert all((new != old).any() for new, old in zip(classifier.parameters(), before, strict=True))
 
@@ -106,7 +112,9 @@ def test_the_audit_of_the_readme_prints_what_it_shows(capsys):
 
 
 def test_the_two_networks_of_the_page_about_loops_learn():
-    [shown] = [block for block in blocks(read("docs/adapters.md"), "python") if "AveragedModel" in block]
+    [shown] = [
+        block for block in blocks(read("docs/adapters.md"), "python") if "AveragedModel" in block
+    ]
     torch.manual_seed(0)
     *_, loader = loop.setup()
     networks = []
@@ -140,15 +148,21 @@ def test_the_code_of_the_contributors_guide_runs():
     images, labels = names["Stripes"](num_examples=10).open("train")
     network = names["SmallConvolution"]().build(len(labels.classes))
     batch = nearsay.Batch(
-        inputs=images.float(), targets=nearsay.one_hot(labels.given, len(labels.classes)), indices=torch.arange(10)
+        inputs=images.float(),
+        targets=nearsay.one_hot(labels.given, len(labels.classes)),
+        indices=torch.arange(10),
     )
     objective = nearsay.NCR(k=3, base=names["GCE"](q=1.0))
-    total, terms = objective(network(batch.inputs), batch, torch.tensor(0.0), {}, objective.stage(0, {}))
+    total, terms = objective(
+        network(batch.inputs), batch, torch.tensor(0.0), {}, objective.stage(0, {})
+    )
     total.backward()
     assert set(terms) == {"gce", "ncr", "isolated"}
     assert network.fc.weight.grad.abs().sum() > 0
     own = network(batch.inputs).logits.softmax(dim=1)[torch.arange(10), labels.given]
-    torch.testing.assert_close(terms["gce"], (1 - own).mean().detach())  # at q = 1 it is the mean absolute error
+    torch.testing.assert_close(
+        terms["gce"], (1 - own).mean().detach()
+    )  # at q = 1 it is the mean absolute error
 
 
 def test_the_data_set_and_the_backbone_of_the_contributors_guide_train(tmp_path):
@@ -157,7 +171,11 @@ def test_the_data_set_and_the_backbone_of_the_contributors_guide_train(tmp_path)
     exec(data_set, names)
     exec(backbone, names)
     experiment = Experiment(
-        data=names["Stripes"](), backbone=names["SmallConvolution"](), epochs=8, batch_size=20, optimizer=SGD(lr=0.1)
+        data=names["Stripes"](),
+        backbone=names["SmallConvolution"](),
+        epochs=8,
+        batch_size=20,
+        optimizer=SGD(lr=0.1),
     )
     assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.9
 
@@ -193,7 +211,13 @@ def test_the_loop_of_the_audit_page_finds_the_wrong_labels():
     torch.manual_seed(0)
     body, classifier, optimizer, loader = loop.setup()
     inputs, labels, indices = loader.dataset.tensors
-    names = {"body": body, "classifier": classifier, "optimizer": optimizer, "loader": loader, "device": "cpu"}
+    names = {
+        "body": body,
+        "classifier": classifier,
+        "optimizer": optimizer,
+        "loader": loader,
+        "device": "cpu",
+    }
     names |= {"inputs": inputs, "labels": labels}
     exec(shown, names)
     is_wrong = labels != indices % 4
@@ -225,14 +249,18 @@ def test_the_example_on_text_shows_the_wrong_labels_first(capsys):
 def test_the_example_on_text_compares_what_a_file_holds(tmp_path, monkeypatch, capsys):
     """Scattered errors on the questions: every way finds them, and the numbers are those of known answers."""
     questions, kinds = text.make_questions(), list(text.QUESTIONS)
-    true, given = ([kinds.index(kind) for kind in labels] for labels in (questions.true, questions.given))
+    true, given = (
+        [kinds.index(kind) for kind in labels] for labels in (questions.true, questions.given)
+    )
     columns = zip(questions.texts, true, given, strict=True)
     rows = [{"text": text, "label": label, "mv": vote} for text, label, vote in columns]
     uncovered = {"text": "nobody knows", "label": 0, "mv": -1}
     content = {"train": [*rows, uncovered], "test": [*rows[:12], uncovered]}
     path = tmp_path / "weak.json"
     path.write_text(json.dumps(content), "utf-8")
-    monkeypatch.setattr(text, "NCR_SETTINGS", [{"alpha": 0.9, "k": 5, "hidden": (32,), "balanced": True}])
+    monkeypatch.setattr(
+        text, "NCR_SETTINGS", [{"alpha": 0.9, "k": 5, "hidden": (32,), "balanced": True}]
+    )
     monkeypatch.setattr(text, "REGRESSION_SETTINGS", [{"C": 3.0, "balanced": True}])
     monkeypatch.setattr(text, "make_embedder", partial(text.make_embedder, 16))
     monkeypatch.setattr(text, "SEEDS", range(2))
@@ -249,7 +277,9 @@ def test_what_the_example_on_text_cannot_compare_is_told_in_a_sentence(tmp_path,
     path = tmp_path / "weak.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(SystemExit, match=r"^error: .*weak\.json is no file of weakly labeled text, "):
+    with pytest.raises(
+        SystemExit, match=r"^error: .*weak\.json is no file of weakly labeled text, "
+    ):
         text.main([str(path)])
 
 

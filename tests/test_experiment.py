@@ -6,10 +6,10 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 import torch
 
-from nearsay.datasets import Toy
+from nearsay.data import Toy
 from nearsay.experiment import Experiment, Machine
+from nearsay.losses import NCR
 from nearsay.models import ResNet
-from nearsay.objectives import NCR
 from nearsay.optim import SGD, Constant, Cosine
 
 DATA = Toy()
@@ -18,9 +18,19 @@ DATA = Toy()
 def test_an_experiment_is_a_value_of_good_choices():
     experiment = Experiment(data=DATA)
     assert experiment == Experiment(
-        data=Toy(), backbone=ResNet(), objective=NCR(), optimizer=SGD(), schedule=Cosine(), machine=Machine()
+        data=Toy(),
+        backbone=ResNet(),
+        objective=NCR(),
+        optimizer=SGD(),
+        schedule=Cosine(),
+        machine=Machine(),
     )
-    assert (experiment.epochs, experiment.batch_size, experiment.networks, experiment.seed) == (100, 256, 1, 0)
+    assert (experiment.epochs, experiment.batch_size, experiment.networks, experiment.seed) == (
+        100,
+        256,
+        1,
+        0,
+    )
     with pytest.raises(FrozenInstanceError):
         experiment.epochs = 3
 
@@ -39,10 +49,16 @@ def test_an_experiment_is_a_value_of_good_choices():
         ({"evaluate_every": 1.5}, "evaluate_every=1.5 must be a whole number of at least 1"),
         ({"epochs": 0}, "epochs=0 must be a number from 0.001 to 1e+06"),
         ({"epochs": math.inf}, "epochs=inf must be a number from 0.001 to 1e+06"),
-        ({"batch_size": 1}, "batch_size=1 must be a whole number of at least 2; a row alone has no neighbor"),
+        (
+            {"batch_size": 1},
+            "batch_size=1 must be a whole number of at least 2; a row alone has no neighbor",
+        ),
         ({"image_size": 0}, "image_size=0 must be a whole number of at least 1"),
         *(
-            ({"seed": seed}, f"seed={seed} must be a whole number from -9223372036854775808 to 9223372036854775807")
+            (
+                {"seed": seed},
+                f"seed={seed} must be a whole number from -9223372036854775808 to 9223372036854775807",
+            )
             for seed in (0.5, True, 2**63, -(2**63) - 1)
         ),
         (
@@ -53,7 +69,10 @@ def test_an_experiment_is_a_value_of_good_choices():
             {"batches_per_epoch": 0},
             "batches_per_epoch=0 must be a whole number of at least 1, or None for once through the data",
         ),
-        ({"averaging": 1.0}, "averaging=1.0 must be a number from 0 to 1, or None for no averaging"),
+        (
+            {"averaging": 1.0},
+            "averaging=1.0 must be a number from 0 to 1, or None for no averaging",
+        ),
         (
             {"networks": 2},
             "networks=2 needs averaging=, such as 0.997: each is taught by the average of the other",
@@ -63,11 +82,19 @@ def test_an_experiment_is_a_value_of_good_choices():
             {"self_taught": True, "averaging": 0.9, "networks": 2},
             "self_taught=True needs averaging=, such as 0.997, and networks=1",
         ),
-        ({"clip": 0}, "clip=0 would stop all learning; give a positive length, or None for no clipping"),
+        (
+            {"clip": 0},
+            "clip=0 would stop all learning; give a positive length, or None for no clipping",
+        ),
         ({"clip": -1.0}, "clip=-1.0 must be a number of at least 0"),
-        ({"epochs": 5, "schedule": Cosine(warmup=5)}, "schedule.warmup=5 must end before the 5 epochs do; shorten it"),
+        (
+            {"epochs": 5, "schedule": Cosine(warmup=5)},
+            "schedule.warmup=5 must end before the 5 epochs do; shorten it",
+        ),
     ],
-    ids=lambda value: "" if isinstance(value, str) else ",".join(f"{name}={each}" for name, each in value.items()),
+    ids=lambda value: (
+        "" if isinstance(value, str) else ",".join(f"{name}={each}" for name, each in value.items())
+    ),
 )
 def test_an_experiment_that_means_nothing_is_refused(wrong, complaint):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole sentence is compared below
@@ -100,9 +127,15 @@ def test_an_experiment_at_the_edge_of_what_it_means_is_made(right):
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"precision": "float16"}, "precision='float16' must be one of 'auto', 'float32', 'bfloat16'"),
+        (
+            {"precision": "float16"},
+            "precision='float16' must be one of 'auto', 'float32', 'bfloat16'",
+        ),
         ({"loading": "lazy"}, "loading='lazy' must be one of 'auto', 'resident', 'streaming'"),
-        ({"workers": -1}, "workers=-1 must be a whole number of at least 0, or None for as many as there are cores"),
+        (
+            {"workers": -1},
+            "workers=-1 must be a whole number of at least 0, or None for as many as there are cores",
+        ),
         (
             {"checkpoint_steps": 0},
             "checkpoint_steps=0 must be a whole number of at least 1, or None to go by checkpoint_seconds",
@@ -110,7 +143,9 @@ def test_an_experiment_at_the_edge_of_what_it_means_is_made(right):
         ({"checkpoint_seconds": -1}, "checkpoint_seconds=-1 must be a number of at least 0"),
         ({"timeout": 0.5}, "timeout=0.5 must be a number of at least 1"),
     ],
-    ids=lambda value: "" if isinstance(value, str) else ",".join(f"{name}={each}" for name, each in value.items()),
+    ids=lambda value: (
+        "" if isinstance(value, str) else ",".join(f"{name}={each}" for name, each in value.items())
+    ),
 )
 def test_a_machine_that_means_nothing_is_refused(wrong, complaint):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole sentence is compared below

@@ -23,15 +23,23 @@ def sorting_key(name: str) -> tuple[int, list[tuple[bool, int, str]]]:
     else:
         kind = 1 if name[0].isupper() else 2
     pieces = re.findall(r"\d+|\D+", name)
-    return kind, [(not piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in pieces]
+    return kind, [
+        (not piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in pieces
+    ]
 
 
 def imported_for_types() -> dict[str, str]:
     """Public name -> module, as the type checker sees it."""
-    [block] = [node for node in TREE.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    [block] = [
+        node
+        for node in TREE.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
     homes = {}
     for node in block.body:
-        assert isinstance(node, ast.ImportFrom), f"line {node.lineno} is not a `from nearsay... import ...`"
+        assert isinstance(node, ast.ImportFrom), (
+            f"line {node.lineno} is not a `from nearsay... import ...`"
+        )
         assert node.level == 0
         for alias in node.names:
             assert alias.asname in (None, alias.name), f"{alias.name} is public under another name"
@@ -55,7 +63,9 @@ def imported_lazily() -> dict[str, str]:
 def test_all_lists_every_public_name_and_nothing_else():
     assert set(nearsay.__all__) == imported_lazily().keys()
     assert len(nearsay.__all__) == len(set(nearsay.__all__))
-    inside = [part for node in TREE.body for part in (node.body if isinstance(node, ast.If) else [node])]
+    inside = [
+        part for node in TREE.body for part in (node.body if isinstance(node, ast.If) else [node])
+    ]
     defined = {node.name for node in inside if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     assert defined == {"__getattr__", "__dir__"}
 
@@ -65,7 +75,19 @@ def test_all_is_sorted():
 
 
 def test_the_sorting_key_sorts_as_ruff_does():
-    names = ["NCR", "SEED", "Bank", "N", "Net9", "Net10", "_hidden", "elr", "ncr", "view2", "view10"]
+    names = [
+        "NCR",
+        "SEED",
+        "Bank",
+        "N",
+        "Net9",
+        "Net10",
+        "_hidden",
+        "elr",
+        "ncr",
+        "view2",
+        "view10",
+    ]
     shuffled = sorted(names, key=str.lower)
     assert shuffled != names
     assert sorted(shuffled, key=sorting_key) == names
@@ -103,7 +125,12 @@ def test_no_public_name_is_that_of_a_module():
 
 def test_importing_nearsay_imports_nothing_heavy():
     code = "import sys, nearsay; print(sorted({'torch', 'numpy', 'scipy'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_the_version_is_that_of_the_package():
@@ -112,7 +139,14 @@ def test_the_version_is_that_of_the_package():
 
 def test_what_is_to_be_installed_can_be_as_nearsay_is_on_no_package_index():
     root = Path(__file__).parents[1]
-    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("src/**/*.py"), *root.glob("examples/*.py")]
-    told = {path.name for path in pages if re.search(r"pip install \S*nearsay", path.read_text("utf-8"))}
+    pages = [
+        root / "README.md",
+        *root.glob("docs/**/*.md"),
+        *root.glob("src/**/*.py"),
+        *root.glob("examples/*.py"),
+    ]
+    told = {
+        path.name for path in pages if re.search(r"pip install \S*nearsay", path.read_text("utf-8"))
+    }
     assert told == set()
     assert "`nearsay` is not on a package index yet" in (root / "README.md").read_text("utf-8")

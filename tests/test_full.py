@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 def wanted(name):
     """The packages that a file of wishes names, without versions."""
     lines = (ROOT / "requirements" / name).read_text("utf-8").splitlines()
-    return {re.split(r"[=<>~ ]", line)[0] for line in lines if line and not line.startswith(("#", "-"))}
+    return {
+        re.split(r"[=<>~ ]", line)[0] for line in lines if line and not line.startswith(("#", "-"))
+    }
 
 
 def pinned(name):
@@ -43,7 +45,9 @@ def test_every_pin_is_a_version_and_no_address():
 
 def report(outcome, reason="", **more):
     longrepr = ("test_a.py", 1, f"Skipped: {reason}")
-    return SimpleNamespace(nodeid="test_a", outcome=outcome, skipped=outcome == "skipped", longrepr=longrepr, **more)
+    return SimpleNamespace(
+        nodeid="test_a", outcome=outcome, skipped=outcome == "skipped", longrepr=longrepr, **more
+    )
 
 
 def config(*, no_skips):

@@ -5,11 +5,17 @@ import torch
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, brier_score_loss, confusion_matrix, log_loss, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    brier_score_loss,
+    confusion_matrix,
+    log_loss,
+    roc_auc_score,
+)
 from torch.testing import assert_close
 
 from nearsay import metrics, neighbors
-from nearsay.core import Labels, Predictions
+from nearsay.batch import Labels, Predictions
 from nearsay.metrics import (
     accuracy,
     aligned,
@@ -43,7 +49,11 @@ def random_case(seed=0, num=60, num_classes=4, ties=True):
 
 
 def rows_of(logits, labels):
-    return [(row, label) for row, label in zip(logits.tolist(), labels.tolist(), strict=True) if label >= 0]
+    return [
+        (row, label)
+        for row, label in zip(logits.tolist(), labels.tolist(), strict=True)
+        if label >= 0
+    ]
 
 
 def softmax(row):
@@ -64,7 +74,8 @@ def predictions_of(features, indices=None):
 def test_top_k_ranks_equals_by_class_number(k):
     logits, labels = random_case()
     hits = [
-        label in sorted(range(4), key=lambda c, row=row: (-row[c], c))[:k] for row, label in rows_of(logits, labels)
+        label in sorted(range(4), key=lambda c, row=row: (-row[c], c))[:k]
+        for row, label in rows_of(logits, labels)
     ]
     assert top_k_accuracy(logits, labels, k=k) == pytest.approx(sum(hits) / len(hits))
     assert len(hits) < len(labels)
@@ -92,7 +103,9 @@ def test_accuracy_by_class_skips_classes_without_examples():
     classes, mean = class_accuracy(logits, labels)
     for label in range(4):
         hits = [row.index(max(row)) == own for row, own in rows_of(logits, labels) if own == label]
-        assert classes[label].item() == pytest.approx(sum(hits) / len(hits) if hits else math.nan, nan_ok=True)
+        assert classes[label].item() == pytest.approx(
+            sum(hits) / len(hits) if hits else math.nan, nan_ok=True
+        )
     assert classes[2].isnan()
     assert classes.dtype == torch.float64
     assert mean == pytest.approx(sum(classes[[0, 1, 3]].tolist()) / 3)
@@ -104,7 +117,9 @@ def test_accuracy_by_class_skips_classes_without_examples():
 def test_confidence_and_margin_are_low_where_the_label_is_unlikely():
     logits, labels = random_case()
     sure, margins = confidence(logits, labels), margin(logits, labels)
-    for row, label, own, edge in zip(logits.tolist(), labels.tolist(), sure.tolist(), margins.tolist(), strict=True):
+    for row, label, own, edge in zip(
+        logits.tolist(), labels.tolist(), sure.tolist(), margins.tolist(), strict=True
+    ):
         if label < 0:
             assert math.isnan(own)
             assert math.isnan(edge)
@@ -126,7 +141,9 @@ def test_likelihood_and_brier_agree_with_scikit_learn():
     assert nll(logits, labels) == pytest.approx(log_loss(truth, chances, labels=range(4)))
     per_class = [brier_score_loss(truth == label, chances[:, label]) for label in range(4)]
     assert brier(logits, labels) == pytest.approx(sum(per_class))
-    assert nll(torch.tensor([[0.0, -math.inf]]), torch.tensor([1])) == math.inf  # logarithms of a user's own zeros
+    assert (
+        nll(torch.tensor([[0.0, -math.inf]]), torch.tensor([1])) == math.inf
+    )  # logarithms of a user's own zeros
 
 
 def brute_calibration(logits, labels, choose):
@@ -134,7 +151,10 @@ def brute_calibration(logits, labels, choose):
     sure = [max(softmax(row)) for row, _ in rows_of(logits, labels)]
     right = [row.index(max(row)) == label for row, label in rows_of(logits, labels)]
     chosen = choose(sure)
-    gaps = [sum(right[i] - sure[i] for i in range(len(sure)) if chosen[i] == each) for each in set(chosen)]
+    gaps = [
+        sum(right[i] - sure[i] for i in range(len(sure)) if chosen[i] == each)
+        for each in set(chosen)
+    ]
     return sum(map(abs, gaps)) / len(sure)
 
 
@@ -143,7 +163,9 @@ def brute_calibration(logits, labels, choose):
 def test_calibration_error_is_the_gap_of_each_bin(bins, ties):
     logits, labels = random_case(ties=ties, seed=3)
     doubtful = (logits.softmax(dim=1).amax(dim=1) < 0.6) & (labels >= 0)
-    labels[doubtful] = logits[doubtful].argmax(dim=1)  # bins err both ways: their gaps must not be summed first
+    labels[doubtful] = logits[doubtful].argmax(
+        dim=1
+    )  # bins err both ways: their gaps must not be summed first
 
     def equal_widths(sure):
         return [next(b for b in range(bins) if each <= (b + 1) / bins + 1e-12) for each in sure]
@@ -159,7 +181,9 @@ def test_calibration_error_is_the_gap_of_each_bin(bins, ties):
     if bins > 1:
         assert adaptive > 1.2 * calibration_error(logits, labels, bins=1)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    assert calibration_error(logits[order], labels[order], bins=bins, adaptive=True) == pytest.approx(adaptive)
+    assert calibration_error(
+        logits[order], labels[order], bins=bins, adaptive=True
+    ) == pytest.approx(adaptive)
 
 
 def test_a_bin_owns_its_upper_edge():
@@ -167,7 +191,9 @@ def test_a_bin_owns_its_upper_edge():
     logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
     high = 1 / (1 + math.exp(-2))
     labels = torch.tensor([0, 0, 1])
-    assert calibration_error(logits, labels, bins=2) == pytest.approx((1 + high) / 3)  # 2·(1 − ½) and 1·high
+    assert calibration_error(logits, labels, bins=2) == pytest.approx(
+        (1 + high) / 3
+    )  # 2·(1 − ½) and 1·high
     assert calibration_error(logits, labels, bins=1) == pytest.approx(abs(2 - 1 - high) / 3)
 
 
@@ -180,8 +206,12 @@ def test_memorization_counts_only_wrong_labels_of_known_classes():
     predicted = torch.tensor([1, 1, 0, 2, 3, 0, 3, 1, 3])
     labels = Labels(given, clean, CLASSES)
     logits = 5 * torch.nn.functional.one_hot(predicted, 4).float()
-    assert memorization(logits, labels) == pytest.approx((3 / 6, 2 / 6, 1 / 6))  # rows 1, 2, 3, 4, 7 and 8
-    assert noise_rate(labels) == pytest.approx(7 / 8)  # row 6 is wrong too: its class is outside the vocabulary
+    assert memorization(logits, labels) == pytest.approx(
+        (3 / 6, 2 / 6, 1 / 6)
+    )  # rows 1, 2, 3, 4, 7 and 8
+    assert noise_rate(labels) == pytest.approx(
+        7 / 8
+    )  # row 6 is wrong too: its class is outside the vocabulary
 
 
 def brute_auroc(scores, is_wrong):
@@ -196,12 +226,18 @@ def brute_precision(scores, is_wrong):
     precisions = []
     for score, bad in zip(scores, is_wrong, strict=True):
         if bad:
-            below = [other_bad for other, other_bad in zip(scores, is_wrong, strict=True) if other <= score]
+            below = [
+                other_bad
+                for other, other_bad in zip(scores, is_wrong, strict=True)
+                if other <= score
+            ]
             precisions.append(sum(below) / len(below))
     return sum(precisions) / len(precisions) if precisions else math.nan
 
 
-SCORES = st.sampled_from([0.0, -0.0, 0.1, 0.25, 0.5, 0.75, 1.0, math.inf, -math.inf]) | st.floats(0, 1, width=32)
+SCORES = st.sampled_from([0.0, -0.0, 0.1, 0.25, 0.5, 0.75, 1.0, math.inf, -math.inf]) | st.floats(
+    0, 1, width=32
+)
 
 
 @QUICK
@@ -209,12 +245,18 @@ SCORES = st.sampled_from([0.0, -0.0, 0.1, 0.25, 0.5, 0.75, 1.0, math.inf, -math.
 def test_detection_is_exact_with_ties(rows):
     scores, is_wrong = [score for score, _ in rows], [bad for _, bad in rows]
     tensors = torch.tensor(scores, dtype=torch.float64), torch.tensor(is_wrong, dtype=torch.bool)
-    assert detection_auroc(*tensors) == pytest.approx(brute_auroc(scores, is_wrong), nan_ok=True, abs=1e-12)
-    assert average_precision(*tensors) == pytest.approx(brute_precision(scores, is_wrong), nan_ok=True, abs=1e-12)
+    assert detection_auroc(*tensors) == pytest.approx(
+        brute_auroc(scores, is_wrong), nan_ok=True, abs=1e-12
+    )
+    assert average_precision(*tensors) == pytest.approx(
+        brute_precision(scores, is_wrong), nan_ok=True, abs=1e-12
+    )
     if len(set(is_wrong)) == 2 and all(map(math.isfinite, scores)):
         suspicion = [-score for score in scores]
         assert detection_auroc(*tensors) == pytest.approx(roc_auc_score(is_wrong, suspicion))
-        assert average_precision(*tensors) == pytest.approx(average_precision_score(is_wrong, suspicion))
+        assert average_precision(*tensors) == pytest.approx(
+            average_precision_score(is_wrong, suspicion)
+        )
 
 
 def test_detection_skips_rows_without_a_score_and_knows_the_extremes():
@@ -231,8 +273,12 @@ def test_detection_of_many_is_quick_and_exact():
     generator = torch.Generator().manual_seed(0)
     is_wrong = torch.rand(200_000, generator=generator) < 0.3
     scores = (torch.rand(200_000, generator=generator) + 0.3 * ~is_wrong).mul(1000).round()
-    assert detection_auroc(scores, is_wrong) == pytest.approx(roc_auc_score(is_wrong, -scores), abs=1e-12)
-    assert average_precision(scores, is_wrong) == pytest.approx(average_precision_score(is_wrong, -scores), abs=1e-12)
+    assert detection_auroc(scores, is_wrong) == pytest.approx(
+        roc_auc_score(is_wrong, -scores), abs=1e-12
+    )
+    assert average_precision(scores, is_wrong) == pytest.approx(
+        average_precision_score(is_wrong, -scores), abs=1e-12
+    )
 
 
 # Neighbors
@@ -245,9 +291,18 @@ def brute_knn(train, votes, test, truth, k, is_same_set):
             continue
         found = []
         for key, vote in enumerate(votes.tolist()):
-            if vote < 0 or train.indices[key] < 0 or (is_same_set and train.indices[key] == test.indices[row]):
+            if (
+                vote < 0
+                or train.indices[key] < 0
+                or (is_same_set and train.indices[key] == test.indices[row])
+            ):
                 continue
-            found.append((torch.cosine_similarity(train.features[key], test.features[row], dim=0).item(), vote))
+            found.append(
+                (
+                    torch.cosine_similarity(train.features[key], test.features[row], dim=0).item(),
+                    vote,
+                )
+            )
         tally = {}
         for similarity, vote in sorted(found, reverse=True)[:k]:
             tally[vote] = tally.get(vote, 0) + max(0, similarity)
@@ -281,8 +336,12 @@ def test_knn_accuracy_agrees_with_comparing_everybody(k, rows_at_a_time, monkeyp
 def test_an_example_does_not_vote_for_itself_nor_for_its_namesake_in_another_set():
     features = torch.eye(4)
     train, labels = predictions_of(features), torch.arange(4)
-    assert knn_accuracy(train, labels, None, labels, k=1) == 0  # nobody else is alike at all: no votes, all misses
-    assert knn_accuracy(train, labels, train, labels, k=1) == 1  # as another set, the namesake may vote
+    assert (
+        knn_accuracy(train, labels, None, labels, k=1) == 0
+    )  # nobody else is alike at all: no votes, all misses
+    assert (
+        knn_accuracy(train, labels, train, labels, k=1) == 1
+    )  # as another set, the namesake may vote
     assert knn_accuracy(predictions_of(features.bfloat16()), labels, train, labels, k=3) == 1
 
 
@@ -296,7 +355,9 @@ def test_votes_weigh_as_much_as_they_are_alike():
 
 def test_similarities_of_pairs_by_label_and_correctness():
     # Three orthogonal or opposite directions: every kind of pair has its own similarity.
-    features = torch.tensor([[9.0, 9.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [-1.0, 0.0]])
+    features = torch.tensor(
+        [[9.0, 9.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [-1.0, 0.0]]
+    )
     labels = Labels(torch.tensor([-1, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, -1, 1, 1]), CLASSES)
     edges, counts = similarity_histogram(3 * features, labels, bins=5, num_pairs=4000)
     assert_close(edges, torch.tensor([-1, -0.6, -0.2, 0.2, 0.6, 1]))
@@ -313,21 +374,28 @@ def test_similarities_of_pairs_by_label_and_correctness():
 
 
 def test_pairs_depend_on_the_seed_alone(monkeypatch):
-    features, labels = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), random_case(num=50)[1]
+    features, labels = (
+        torch.randn(50, 3, generator=torch.Generator().manual_seed(0)),
+        random_case(num=50)[1],
+    )
     labels = Labels(labels, None, CLASSES)
     counts = similarity_histogram(features, labels, num_pairs=3000).counts
     assert not counts[:, 1].any()  # nothing is known to be wrong
     assert counts.sum() > 4000
     monkeypatch.setattr(metrics, "_CHUNK", 100)
     assert torch.equal(similarity_histogram(features, labels, num_pairs=3000).counts, counts)
-    assert not torch.equal(similarity_histogram(features, labels, num_pairs=3000, seed=1).counts, counts)
+    assert not torch.equal(
+        similarity_histogram(features, labels, num_pairs=3000, seed=1).counts, counts
+    )
 
 
 def test_similarities_of_half_precision_features_are_those_of_the_same_numbers_in_single_precision():
     features = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
     labels = Labels(torch.arange(50) % 4, None, CLASSES)
     counts = similarity_histogram(features, labels, bins=200, num_pairs=2000).counts
-    assert torch.equal(counts, similarity_histogram(features.float(), labels, bins=200, num_pairs=2000).counts)
+    assert torch.equal(
+        counts, similarity_histogram(features.float(), labels, bins=200, num_pairs=2000).counts
+    )
 
 
 def test_pairs_are_drawn_evenly_within_a_label():
@@ -350,17 +418,29 @@ def test_labels_are_brought_into_the_order_of_the_rows():
     assert found.given.tolist() == [2, 3, -1, 3, 1]
     assert found.clean.tolist() == [2, 0, -1, 0, -1]
     assert found.classes == CLASSES
-    assert aligned(Labels(labels.given, None, CLASSES), predictions_of(torch.zeros(1, 2))).clean is None
+    assert (
+        aligned(Labels(labels.given, None, CLASSES), predictions_of(torch.zeros(1, 2))).clean
+        is None
+    )
 
 
 def test_unless_told_otherwise_five_guesses_fifteen_bins_ten_neighbors_and_a_hundred_thousand_pairs():
     logits, labels = random_case(num_classes=9, num=200)
-    assert top_k_accuracy(logits, labels) == top_k_accuracy(logits, labels, k=5) < top_k_accuracy(logits, labels, k=6)
+    assert (
+        top_k_accuracy(logits, labels)
+        == top_k_accuracy(logits, labels, k=5)
+        < top_k_accuracy(logits, labels, k=6)
+    )
     assert calibration_error(logits, labels) == calibration_error(logits, labels, bins=15)
     cosines = torch.tensor([1.0] * 4 + [0.95] * 5 + [0.9, 0.85])
     train = predictions_of(torch.stack([cosines, (1 - cosines.square()).sqrt()], dim=1))
-    votes, asked = torch.tensor([1] * 4 + [0] * 5 + [1, 0]), predictions_of(torch.tensor([[1.0, 0.0]]))
-    assert knn_accuracy(train, votes, asked, torch.tensor([1])) == 1  # nine and eleven say the other class
+    votes, asked = (
+        torch.tensor([1] * 4 + [0] * 5 + [1, 0]),
+        predictions_of(torch.tensor([[1.0, 0.0]])),
+    )
+    assert (
+        knn_accuracy(train, votes, asked, torch.tensor([1])) == 1
+    )  # nine and eleven say the other class
     alike, labels = torch.ones(2, 1), Labels(torch.tensor([0, 1]), None, CLASSES)
     edges, counts = similarity_histogram(alike, labels)
     assert len(edges) == 51
@@ -388,8 +468,12 @@ def test_means_over_nobody_are_nan(num):
         detection_auroc(scores, is_wrong),
         average_precision(scores, is_wrong),
         knn_accuracy(predictions, labels, None, labels),
-        knn_accuracy(predictions, labels, predictions_of(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64)),
-        knn_accuracy(predictions_of(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64), predictions, labels),
+        knn_accuracy(
+            predictions, labels, predictions_of(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64)
+        ),
+        knn_accuracy(
+            predictions_of(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64), predictions, labels
+        ),
     ]
     assert all(math.isnan(value) for value in values), values
     assert confusion(logits, labels).tolist() == [[0] * 4] * 4
@@ -420,13 +504,27 @@ NAN = (torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), torch.tensor([0, 0]))
         (lambda: noise_rate(Labels(ONE[1], None, CLASSES)), "clean is None"),
         (lambda: detection_auroc(torch.zeros(2), torch.tensor([True])), r"scores \(2,\)"),
         (lambda: average_precision(torch.zeros(1), torch.tensor([1])), "torch.bool"),
-        (lambda: knn_accuracy(predictions_of(torch.ones(2, 2)), ONE[1], None, ONE[1]), "2 rows of features but 1"),
-        (lambda: knn_accuracy(predictions_of(torch.ones(1, 2)), ONE[1], None, ONE[1], k=0), "k=0"),
-        (lambda: similarity_histogram(torch.ones(2, 2), Labels(ONE[1], None, CLASSES)), "2 rows of features but 1"),
-        (lambda: similarity_histogram(torch.ones(1, 2), Labels(ONE[1], None, CLASSES), bins=0), "bins=0"),
-        (lambda: aligned(Labels(ONE[1], None, CLASSES), predictions_of(torch.ones(3, 2))), "example 1, but"),
         (
-            lambda: aligned(Labels(ONE[1], None, CLASSES), predictions_of(torch.ones(1, 2), torch.tensor([-2]))),
+            lambda: knn_accuracy(predictions_of(torch.ones(2, 2)), ONE[1], None, ONE[1]),
+            "2 rows of features but 1",
+        ),
+        (lambda: knn_accuracy(predictions_of(torch.ones(1, 2)), ONE[1], None, ONE[1], k=0), "k=0"),
+        (
+            lambda: similarity_histogram(torch.ones(2, 2), Labels(ONE[1], None, CLASSES)),
+            "2 rows of features but 1",
+        ),
+        (
+            lambda: similarity_histogram(torch.ones(1, 2), Labels(ONE[1], None, CLASSES), bins=0),
+            "bins=0",
+        ),
+        (
+            lambda: aligned(Labels(ONE[1], None, CLASSES), predictions_of(torch.ones(3, 2))),
+            "example 1, but",
+        ),
+        (
+            lambda: aligned(
+                Labels(ONE[1], None, CLASSES), predictions_of(torch.ones(1, 2), torch.tensor([-2]))
+            ),
             "example -2, but",
         ),
     ],

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest, norm, truncnorm
 from torch.testing import assert_close
 
-from nearsay import metrics, noise, seeds
-from nearsay.core import Labels
+from nearsay import metrics, noise, rng
+from nearsay.batch import Labels
 from nearsay.noise import (
     Asymmetric,
     AsymmetricInPlace,
@@ -30,7 +30,9 @@ from nearsay.noise import (
     split_balanced,
 )
 
-SMALLEST_P = 1e-4  # seeds are fixed, so a right model either passes or not; it fails such a look once in 10⁴
+SMALLEST_P = (
+    1e-4  # seeds are fixed, so a right model either passes or not; it fails such a look once in 10⁴
+)
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -80,8 +82,73 @@ COARSE = [
         1,
         10,
     ),
-    *(12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12),
-    *(16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17),
+    *(
+        12,
+        14,
+        16,
+        9,
+        11,
+        5,
+        5,
+        19,
+        8,
+        8,
+        15,
+        13,
+        14,
+        17,
+        18,
+        10,
+        16,
+        4,
+        17,
+        4,
+        2,
+        0,
+        17,
+        4,
+        18,
+        17,
+        10,
+        3,
+        2,
+        12,
+        12,
+    ),
+    *(
+        16,
+        12,
+        1,
+        9,
+        19,
+        2,
+        10,
+        0,
+        1,
+        16,
+        12,
+        9,
+        13,
+        15,
+        13,
+        16,
+        19,
+        2,
+        4,
+        6,
+        19,
+        5,
+        5,
+        8,
+        19,
+        18,
+        1,
+        2,
+        15,
+        6,
+        0,
+        17,
+    ),
     *(8, 14, 13),
 ]
 ROWS = ((0.5, 0.25, 0.25, 0.0), (0.0, 1.0, 0.0, 0.0), (0.1, 0.2, 0.3, 0.4), (0.0, 0.0, 0.9, 0.1))
@@ -168,7 +235,9 @@ def test_torch_generator_is_neither_used_nor_touched(model):
 def test_seeds_give_different_noise(model):
     labels, inputs = labels_of(500), inputs_of(500)
     one, other = (replace(model, seed=seed)(labels, inputs) for seed in (0, 1))
-    changed, changed_too = ((each.given != labels.given) | (each.clean != labels.given) for each in (one, other))
+    changed, changed_too = (
+        (each.given != labels.given) | (each.clean != labels.given) for each in (one, other)
+    )
     assert (changed != changed_too).sum() > 50
 
 
@@ -191,24 +260,36 @@ def test_narrow_labels_get_the_same_noise(model, dtype):
 
 @pytest.mark.parametrize("redraw", [True, False])
 @settings(derandomize=True, deadline=None, max_examples=30)
-@drawn(num=st.integers(0, 120), rate=st.floats(0, 1), seed=st.integers(-5, 2**70), num_classes=st.integers(2, 6))
+@drawn(
+    num=st.integers(0, 120),
+    rate=st.floats(0, 1),
+    seed=st.integers(-5, 2**70),
+    num_classes=st.integers(2, 6),
+)
 def test_symmetric_noise_redraws_exactly_the_rounded_share(redraw, num, rate, seed, num_classes):
     labels = labels_of(num, "abcdef"[:num_classes])
     noisy = Symmetric(rate=rate, seed=seed, redraw=redraw)(labels)
     num_wrong = int((noisy.given != labels.given).sum())
     assert num_wrong <= round(rate * num)
     assert redraw or num_wrong == round(rate * num)
-    assert Symmetric(rate=rate, seed=seed, redraw=redraw)(labels).given.tolist() == noisy.given.tolist()
+    assert (
+        Symmetric(rate=rate, seed=seed, redraw=redraw)(labels).given.tolist()
+        == noisy.given.tolist()
+    )
 
 
 def test_symmetric_noise_has_its_effective_rates():
     labels = labels_of(50_000)
     strict, redrawn = (Symmetric(rate=0.4, redraw=redraw)(labels) for redraw in (False, True))
     assert describe(strict).effective_rate == 0.4
-    num_wrong = int((redrawn.given != labels.given).sum())  # 20 000 draws that hit the own class once in ten
+    num_wrong = int(
+        (redrawn.given != labels.given).sum()
+    )  # 20 000 draws that hit the own class once in ten
     assert abs(num_wrong - 18_000) < 4 * math.sqrt(20_000 * 0.9 * 0.1)
     everyone = Symmetric(rate=1.0)(labels).given
-    assert chisquare(torch.bincount(everyone * 10 + labels.given, minlength=100)).pvalue > SMALLEST_P
+    assert (
+        chisquare(torch.bincount(everyone * 10 + labels.given, minlength=100)).pvalue > SMALLEST_P
+    )
 
 
 def test_strict_symmetric_noise_is_uniform_over_the_other_classes():
@@ -216,10 +297,14 @@ def test_strict_symmetric_noise_is_uniform_over_the_other_classes():
     matrix = describe(Symmetric(rate=0.5, redraw=False)(labels)).matrix
     off_diagonal = matrix[~torch.eye(10, dtype=torch.bool)]
     assert chisquare(off_diagonal).pvalue > SMALLEST_P
-    assert chisquare(matrix.sum(dim=1) - matrix.diagonal()).pvalue > SMALLEST_P  # those chosen are spread over classes
+    assert (
+        chisquare(matrix.sum(dim=1) - matrix.diagonal()).pvalue > SMALLEST_P
+    )  # those chosen are spread over classes
 
 
-@pytest.mark.parametrize("model", [Symmetric(rate=0.2), PairFlip(rate=0.2), Asymmetric(rate=0.2, mapping="cifar10")])
+@pytest.mark.parametrize(
+    "model", [Symmetric(rate=0.2), PairFlip(rate=0.2), Asymmetric(rate=0.2, mapping="cifar10")]
+)
 def test_a_lower_rate_changes_a_subset(model):
     labels = labels_of(1000)
     few, many = model(labels).given, replace(model, rate=0.4)(labels).given
@@ -249,15 +334,27 @@ def test_asymmetric_noise_maps_exactly_the_share_of_each_class(rate):
 
 
 def test_asymmetric_cifar10_noise_of_forty_percent_makes_a_fifth_wrong():
-    assert describe(Asymmetric(rate=0.4, mapping="cifar10")(labels_of(50_000))).effective_rate == 0.2
+    assert (
+        describe(Asymmetric(rate=0.4, mapping="cifar10")(labels_of(50_000))).effective_rate == 0.2
+    )
 
 
 def test_classes_are_found_by_name_and_not_by_number():
     turned = CIFAR10[::-1]
     labels = labels_of(1000, turned)
     noisy = Asymmetric(rate=1.0, mapping="cifar10")(labels)
-    names = {turned[a]: turned[b] for a, b in zip(labels.given.tolist(), noisy.given.tolist(), strict=True) if a != b}
-    assert names == {"truck": "automobile", "bird": "airplane", "cat": "dog", "dog": "cat", "deer": "horse"}
+    names = {
+        turned[a]: turned[b]
+        for a, b in zip(labels.given.tolist(), noisy.given.tolist(), strict=True)
+        if a != b
+    }
+    assert names == {
+        "truck": "automobile",
+        "bird": "airplane",
+        "cat": "dog",
+        "dog": "cat",
+        "deer": "horse",
+    }
 
 
 def test_mappings_may_be_pairs_of_names_or_numbers():
@@ -275,9 +372,13 @@ def test_mappings_may_be_pairs_of_names_or_numbers():
 
 def test_pair_flips_go_to_the_next_class():
     labels = labels_of(1000)
-    expected = 55 * torch.eye(10, dtype=torch.int64) + 45 * torch.eye(10, dtype=torch.int64).roll(1, dims=1)
+    expected = 55 * torch.eye(10, dtype=torch.int64) + 45 * torch.eye(10, dtype=torch.int64).roll(
+        1, dims=1
+    )
     assert_close(describe(PairFlip(rate=0.45)(labels)).matrix, expected)
-    assert_close(PairFlip(rate=0.45)(labels).given, Asymmetric(rate=0.45, mapping="next")(labels).given)
+    assert_close(
+        PairFlip(rate=0.45)(labels).given, Asymmetric(rate=0.45, mapping="next")(labels).given
+    )
     assert_close(PairFlip(rate=1.0)(labels).given, (labels.given + 1) % 10)
 
 
@@ -307,10 +408,14 @@ def test_superclass_noise_is_cyclic_in_the_order_of_the_alphabet():
 
 def test_in_place_noise_turns_cats_back_and_makes_eighteen_percent():
     labels = labels_of(50_000)
-    matrices = torch.stack([describe(AsymmetricInPlace(rate=0.4, seed=seed)(labels)).matrix for seed in range(10)])
+    matrices = torch.stack(
+        [describe(AsymmetricInPlace(rate=0.4, seed=seed)(labels)).matrix for seed in range(10)]
+    )
     rates = 1 - matrices.diagonal(dim1=1, dim2=2).sum(dim=1) / 50_000
     # of 5 000 cats 2 000 become dogs; 2 800 of then 7 000 dogs become cats, among them 800 that were cats
-    assert abs(rates.mean() - (3 * 2000 + 1200 + 2000) / 50_000) < 1e-3  # 18.4 %; one draw is 18.4 ± 0.08
+    assert (
+        abs(rates.mean() - (3 * 2000 + 1200 + 2000) / 50_000) < 1e-3
+    )  # 18.4 %; one draw is 18.4 ± 0.08
     assert (abs(rates - 0.184) < 0.003).all()
     assert (matrices[:, 3, 5] + matrices[:, 5, 5] == 4200).all()  # dogs in the end, exactly
     assert abs(matrices[:, 3, 5].double().mean() - 1200) < 20
@@ -325,11 +430,17 @@ def test_matrix_noise_follows_its_rows():
     for row, expected in zip(matrix, torch.tensor(ROWS, dtype=torch.float64), strict=True):
         assert (row[expected == 0] == 0).all()
         possible = expected > 0
-        assert chisquare(row[possible], 10_000 * expected[possible]).pvalue > SMALLEST_P or possible.sum() == 1
+        assert (
+            chisquare(row[possible], 10_000 * expected[possible]).pvalue > SMALLEST_P
+            or possible.sum() == 1
+        )
 
 
 def test_a_matrix_may_be_lists_or_an_array_and_is_kept_as_tuples():
-    from_lists, from_array = Matrix(matrix=[list(row) for row in ROWS]), Matrix(matrix=np.array(ROWS))
+    from_lists, from_array = (
+        Matrix(matrix=[list(row) for row in ROWS]),
+        Matrix(matrix=np.array(ROWS)),
+    )
     assert from_lists == from_array == Matrix(matrix=ROWS)
     assert from_array.matrix == ROWS
     assert len({from_lists, from_array}) == 1
@@ -337,15 +448,19 @@ def test_a_matrix_may_be_lists_or_an_array_and_is_kept_as_tuples():
 
 def test_permutation_matrices_permute():
     labels = labels_of(4000, "abcd")
-    assert_close(Matrix(matrix=torch.eye(4).roll(1, dims=1).tolist())(labels).given, (labels.given + 1) % 4)
+    assert_close(
+        Matrix(matrix=torch.eye(4).roll(1, dims=1).tolist())(labels).given, (labels.given + 1) % 4
+    )
 
 
 def test_draws_hit_the_boundaries_of_cells_as_they_should(monkeypatch):
     chances = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25]], dtype=torch.float64)
     uniforms = torch.tensor([0.0, 0.25 - 2**-24, 0.25, 0.75 - 2**-24, 0.75, 1 - 2**-24])
-    monkeypatch.setattr(seeds, "uniform", lambda *_: uniforms)
+    monkeypatch.setattr(rng, "uniform", lambda *_: uniforms)
     assert noise._draw(0, "", torch.arange(6), chances).tolist() == [1, 1, 3, 3, 4, 4]
-    short = torch.tensor([[0.2, 0.8 - 9e-7, 0.0]], dtype=torch.float64)  # sums to 1 only within what is allowed
+    short = torch.tensor(
+        [[0.2, 0.8 - 9e-7, 0.0]], dtype=torch.float64
+    )  # sums to 1 only within what is allowed
     assert noise._draw(0, "", torch.arange(6), short).tolist() == [0, 1, 1, 1, 1, 1]
 
 
@@ -361,24 +476,42 @@ def test_an_example_draws_without_regard_to_the_others(model):
 
 def instance_chances(model, inputs, number, num_classes):
     """Xia et al., Algorithm 2, in scalar loops; the normals are the quantiles of the uniforms of `seeds`."""
-    uniforms = seeds.uniform(
+    uniforms = rng.uniform(
         model.seed, f"instance projection {number}", 0, torch.arange(inputs.shape[1]), num_classes
     ).tolist()
-    rates = seeds.uniform(model.seed, "instance rate", 0, torch.arange(len(inputs))).tolist()
-    law = truncnorm(-model.rate / model.deviation, (1 - model.rate) / model.deviation, model.rate, model.deviation)
+    rates = rng.uniform(model.seed, "instance rate", 0, torch.arange(len(inputs))).tolist()
+    law = truncnorm(
+        -model.rate / model.deviation,
+        (1 - model.rate) / model.deviation,
+        model.rate,
+        model.deviation,
+    )
     rows = []
     for row, uniform in zip(inputs.tolist(), rates, strict=True):
         rate = law.ppf(uniform + 2**-25)
-        scores = [sum(x * norm.ppf(uniforms[d][c] + 2**-25) for d, x in enumerate(row)) for c in range(num_classes)]
+        scores = [
+            sum(x * norm.ppf(uniforms[d][c] + 2**-25) for d, x in enumerate(row))
+            for c in range(num_classes)
+        ]
         total = sum(math.exp(scores[c]) for c in range(num_classes) if c != number)
-        rows.append([1 - rate if c == number else rate * math.exp(scores[c]) / total for c in range(num_classes)])
+        rows.append(
+            [
+                1 - rate if c == number else rate * math.exp(scores[c]) / total
+                for c in range(num_classes)
+            ]
+        )
     return torch.tensor(rows, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("number", [0, 2])
-@pytest.mark.parametrize(("rate", "deviation", "seed"), [(0.4, 0.1, 0), (0.05, 0.3, 7), (1.0, 1.0, 2)])
+@pytest.mark.parametrize(
+    ("rate", "deviation", "seed"), [(0.4, 0.1, 0), (0.05, 0.3, 7), (1.0, 1.0, 2)]
+)
 def test_instance_noise_has_the_probabilities_of_the_paper(rate, deviation, seed, number):
-    model, inputs = InstanceDependent(rate=rate, deviation=deviation, seed=seed), inputs_of(12).double()
+    model, inputs = (
+        InstanceDependent(rate=rate, deviation=deviation, seed=seed),
+        inputs_of(12).double(),
+    )
     chances = model._chances(inputs, torch.arange(12), number, 4)
     assert_close(chances, instance_chances(model, inputs, number, 4))
     assert_close(chances.sum(dim=1), torch.ones(12, dtype=torch.float64))
@@ -391,7 +524,9 @@ def test_instance_noise_has_its_rate_on_average():
         assert abs(effective - rate) < 4 * math.sqrt(rate * (1 - rate) / 20_000)
 
 
-@pytest.mark.parametrize(("rate", "deviation"), [(0.4, 0.1), (0.05, 0.1), (1.0, 0.3), (0.5, 1.0), (0.3, 1e-4)])
+@pytest.mark.parametrize(
+    ("rate", "deviation"), [(0.4, 0.1), (0.05, 0.1), (1.0, 0.3), (0.5, 1.0), (0.3, 1e-4)]
+)
 def test_flip_rates_follow_the_truncated_normal(rate, deviation):
     rates = InstanceDependent(rate=rate, deviation=deviation)._flip_rates(torch.arange(20_000))
     assert rates.min() >= 0
@@ -402,7 +537,9 @@ def test_flip_rates_follow_the_truncated_normal(rate, deviation):
 
 
 def test_flip_rates_are_exact_without_deviation_and_rate_zero_is_no_noise():
-    assert InstanceDependent(rate=0.3, deviation=0)._flip_rates(torch.arange(3)).tolist() == [0.3] * 3
+    assert (
+        InstanceDependent(rate=0.3, deviation=0)._flip_rates(torch.arange(3)).tolist() == [0.3] * 3
+    )
     labels, inputs = labels_of(1000), inputs_of(1000)
     assert_close(InstanceDependent(rate=0)(labels, inputs).given, labels.given)
     always = InstanceDependent(rate=1.0, deviation=0)(labels, inputs)
@@ -410,7 +547,10 @@ def test_flip_rates_are_exact_without_deviation_and_rate_zero_is_no_noise():
 
 
 def test_equal_inputs_have_one_distribution_and_labels_follow_it():
-    model, labels = InstanceDependent(rate=0.6, deviation=0), Labels(torch.full((20_000,), 2), None, tuple("abcde"))
+    model, labels = (
+        InstanceDependent(rate=0.6, deviation=0),
+        Labels(torch.full((20_000,), 2), None, tuple("abcde")),
+    )
     inputs = (inputs_of(1, 3) / 2).expand(20_000, 3)
     chances = model._chances(inputs, torch.arange(20_000), 2, 5)
     assert_close(chances, chances[:1].expand_as(chances))
@@ -433,17 +573,21 @@ def test_projections_are_standard_normal():
 
 
 def test_the_quantile_of_the_smallest_uniform_is_finite(monkeypatch):
-    uniform = seeds.uniform
-    monkeypatch.setattr(seeds, "uniform", lambda *arguments: uniform(*arguments) * 0)
+    uniform = rng.uniform
+    monkeypatch.setattr(rng, "uniform", lambda *arguments: uniform(*arguments) * 0)
     assert noise._project(torch.eye(2), torch.arange(2), 0, "", 2).isfinite().all()
 
 
 def test_images_of_bytes_are_scaled_and_their_shape_does_not_matter():
-    images = torch.randint(0, 256, (300, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (300, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     labels, model = labels_of(300), InstanceDependent(rate=0.5)
     expected = model(labels, images).given
     assert_close(model(labels, images.double() / 255).given, expected)
-    projected, projected_too = (noise._project(x, torch.arange(300), 0, "", 3) for x in (images, images.double() / 255))
+    projected, projected_too = (
+        noise._project(x, torch.arange(300), 0, "", 3) for x in (images, images.double() / 255)
+    )
     assert_close(projected, projected_too)
     assert_close(model(labels, images.flatten(1)).given, expected)
     assert_close(model(labels, images.to(memory_format=torch.channels_last)).given, expected)
@@ -468,7 +612,11 @@ def test_open_set_noise_marks_exactly_its_share_and_keeps_given():
     assert outside.sum() == round(0.3 * 1001)
     assert_close(noisy.clean[~outside], labels.given[~outside])
     realized = describe(noisy)
-    assert (realized.num_open_set, realized.effective_rate, realized.matrix.sum()) == (300, 300 / 1001, 701)
+    assert (realized.num_open_set, realized.effective_rate, realized.matrix.sum()) == (
+        300,
+        300 / 1001,
+        701,
+    )
 
 
 def test_open_set_noise_leaves_unlabeled_and_what_is_clean():
@@ -477,7 +625,9 @@ def test_open_set_noise_leaves_unlabeled_and_what_is_clean():
     assert (noisy.clean == -1).sum() == 75
     assert_close(noisy.clean[2::4], clean[2::4])
     assert torch.isin(noisy.clean[1::4], torch.tensor([-1, 0])).all()
-    assert OpenSet(rate=1.0)(Labels(torch.zeros(3).long(), None, ("only",))).clean.tolist() == [-1] * 3
+    assert (
+        OpenSet(rate=1.0)(Labels(torch.zeros(3).long(), None, ("only",))).clean.tolist() == [-1] * 3
+    )
 
 
 def test_replacements_are_those_marked_and_never_repeat_if_there_are_enough():
@@ -520,8 +670,18 @@ def test_recorded_labels_replace_given_and_bring_or_keep_clean():
     assert plain.clean is None
     known = replace(labels, clean=torch.tensor([0, 0, 0, 0]))
     assert Recorded(given=recorded)(known).clean.tolist() == [0, 0, 0, 0]
-    assert Recorded(given=recorded, clean=torch.tensor([1, 1, 1, -1]))(known).clean.tolist() == [1, 1, 1, -1]
-    assert Recorded(given=torch.tensor([2, 1, 0, 0], dtype=torch.uint8))(labels).given.tolist() == [2, 1, 0, 0]
+    assert Recorded(given=recorded, clean=torch.tensor([1, 1, 1, -1]))(known).clean.tolist() == [
+        1,
+        1,
+        1,
+        -1,
+    ]
+    assert Recorded(given=torch.tensor([2, 1, 0, 0], dtype=torch.uint8))(labels).given.tolist() == [
+        2,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_records_are_compared_by_content_and_keep_a_copy():
@@ -537,7 +697,11 @@ def test_records_are_compared_by_content_and_keep_a_copy():
 
 
 def test_describe_counts_a_true_class_outside_the_vocabulary_as_a_wrong_label():
-    labels = Labels(torch.tensor([0, 1, 1, -1, 2, 0, -1]), torch.tensor([0, 0, 1, 1, -1, -1, -1]), ("a", "b", "c"))
+    labels = Labels(
+        torch.tensor([0, 1, 1, -1, 2, 0, -1]),
+        torch.tensor([0, 0, 1, 1, -1, -1, -1]),
+        ("a", "b", "c"),
+    )
     realized = describe(labels)
     assert realized.matrix.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
     assert realized.effective_rate == 3 / 5
@@ -580,7 +744,10 @@ def test_fingerprints_tell_everything_apart():
 
 def test_noise_is_what_it_was():
     labels, inputs = labels_of(40), torch.linspace(-1, 1, 80).reshape(40, 2)
-    found = {name: "".join(map(str, model(labels, inputs).given.tolist())) for name, model in MODELS.items()}
+    found = {
+        name: "".join(map(str, model(labels, inputs).given.tolist()))
+        for name, model in MODELS.items()
+    }
     assert found == GOLDEN_GIVEN
     examples, outside = OpenSet(rate=0.2).replacements(labels, 100)
     assert [examples.tolist(), outside.tolist()] == GOLDEN_REPLACEMENTS
@@ -594,7 +761,9 @@ def test_noise_is_what_it_was():
     share=st.floats(0, 1),
     seed=st.integers(0, 3),
 )
-def test_splits_cover_all_do_not_overlap_and_leave_every_class_something(sizes, num_unlabeled, share, seed):
+def test_splits_cover_all_do_not_overlap_and_leave_every_class_something(
+    sizes, num_unlabeled, share, seed
+):
     given = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     given = torch.cat([given, torch.full((num_unlabeled,), -1)])
     given = given[torch.randperm(len(given), generator=torch.Generator().manual_seed(seed))]
@@ -620,7 +789,9 @@ def test_the_usual_split_is_five_hundred_of_each_class_even_of_noisy_labels():
     train, held = split_balanced(noisy, 5000, seed=0)
     assert len(train) == 45_000
     assert torch.bincount(noisy.given[held]).tolist() == [500] * 10
-    assert torch.bincount(noisy.given).unique().numel() > 1  # the classes of the given labels are not equally large
+    assert (
+        torch.bincount(noisy.given).unique().numel() > 1
+    )  # the classes of the given labels are not equally large
 
 
 def test_splits_differ_by_seed_and_are_random():
@@ -663,48 +834,119 @@ def test_rates_outside_zero_to_one_are_refused(make, rate):
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_one_class_cannot_be_confused(model):
-    with pytest.raises(ValueError, match="labels of 1 class cannot be confused; noise needs at least 2"):
+    with pytest.raises(
+        ValueError, match="labels of 1 class cannot be confused; noise needs at least 2"
+    ):
         model(ONE_CLASS, torch.zeros(3, 1))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: InstanceDependent(rate=0.1, deviation=-1), "deviation -1 must be a number from 0 to 1"),
-        (lambda: InstanceDependent(rate=0.1)(TEN), "0 inputs for 10 labels; noise by instance needs one for each"),
+        (
+            lambda: InstanceDependent(rate=0.1, deviation=-1),
+            "deviation -1 must be a number from 0 to 1",
+        ),
+        (
+            lambda: InstanceDependent(rate=0.1)(TEN),
+            "0 inputs for 10 labels; noise by instance needs one for each",
+        ),
         (lambda: InstanceDependent(rate=0.1)(TEN, inputs_of(9)), "9 inputs for 10 labels"),
-        (lambda: InstanceDependent(rate=0.1)(TEN, inputs_of(10).log()), "the input of example 0 is not finite; mend"),
+        (
+            lambda: InstanceDependent(rate=0.1)(TEN, inputs_of(10).log()),
+            "the input of example 0 is not finite; mend",
+        ),
         (
             lambda: Asymmetric(rate=0.1, mapping="cifar"),
             "mapping 'cifar' must be pairs of classes or one of cifar10, cifar100-next, cifar100-superclass, next",
         ),
-        (lambda: Asymmetric(rate=0.1, mapping=((0, 10),))(TEN), "names the class 10, which is none of airplane, auto"),
-        (lambda: Asymmetric(rate=0.1, mapping=((-1, 0),))(TEN), "names the class -1, which is none of"),
-        (lambda: Asymmetric(rate=0.1, mapping=(("cat", "cow"),))(TEN), "names the class 'cow', which is none of"),
-        (lambda: Asymmetric(rate=0.1, mapping=((3, "cat"),))(TEN), r"holds \(3, 'cat'\); it must map .* another class"),
-        (lambda: Asymmetric(rate=0.1, mapping=((3, 1), (3, 2)))(TEN), r"holds \(3, 2\); it must map a class once"),
+        (
+            lambda: Asymmetric(rate=0.1, mapping=((0, 10),))(TEN),
+            "names the class 10, which is none of airplane, auto",
+        ),
+        (
+            lambda: Asymmetric(rate=0.1, mapping=((-1, 0),))(TEN),
+            "names the class -1, which is none of",
+        ),
+        (
+            lambda: Asymmetric(rate=0.1, mapping=(("cat", "cow"),))(TEN),
+            "names the class 'cow', which is none of",
+        ),
+        (
+            lambda: Asymmetric(rate=0.1, mapping=((3, "cat"),))(TEN),
+            r"holds \(3, 'cat'\); it must map .* another class",
+        ),
+        (
+            lambda: Asymmetric(rate=0.1, mapping=((3, 1), (3, 2)))(TEN),
+            r"holds \(3, 2\); it must map a class once",
+        ),
         (lambda: Asymmetric(rate=0.1, mapping=((3, 1, 2),)), "too many values"),
-        (lambda: Asymmetric(rate=0.1, mapping="cifar100-next")(TEN), "names the class 10, which is none of airplane"),
-        (lambda: Asymmetric(rate=0.1, mapping="cifar100-superclass")(TEN), "names the class 'beaver', which is none"),
-        (lambda: AsymmetricInPlace(rate=0.1)(labels_of(9, "abc")), "names the class 'truck', which is none of a, b, c"),
+        (
+            lambda: Asymmetric(rate=0.1, mapping="cifar100-next")(TEN),
+            "names the class 10, which is none of airplane",
+        ),
+        (
+            lambda: Asymmetric(rate=0.1, mapping="cifar100-superclass")(TEN),
+            "names the class 'beaver', which is none",
+        ),
+        (
+            lambda: AsymmetricInPlace(rate=0.1)(labels_of(9, "abc")),
+            "names the class 'truck', which is none of a, b, c",
+        ),
         (
             lambda: Matrix(matrix=[[0.5, 0.5], [0.5, 0.4]]),
             r"row 1, \(0\.5, 0\.4\), sums to 0\.9; give 2 chances of sum",
         ),
-        (lambda: Matrix(matrix=[[1.5, -0.5], [0, 1]]), r"row 0, \(1\.5, -0\.5\), sums to 1; give 2 chances"),
-        (lambda: Matrix(matrix=[[math.nan, 0.5], [0, 1]]), r"row 0, \(nan, 0\.5\), sums to nan; give 2"),
-        (lambda: Matrix(matrix=[[0.5, 0.5]]), r"row 0, \(0\.5, 0\.5\), sums to 1; give 1 chances of sum 1"),
+        (
+            lambda: Matrix(matrix=[[1.5, -0.5], [0, 1]]),
+            r"row 0, \(1\.5, -0\.5\), sums to 1; give 2 chances",
+        ),
+        (
+            lambda: Matrix(matrix=[[math.nan, 0.5], [0, 1]]),
+            r"row 0, \(nan, 0\.5\), sums to nan; give 2",
+        ),
+        (
+            lambda: Matrix(matrix=[[0.5, 0.5]]),
+            r"row 0, \(0\.5, 0\.5\), sums to 1; give 1 chances of sum 1",
+        ),
         (lambda: Matrix(matrix=[[], [0, 1]]), r"row 0, \(\), sums to 0; give 2 chances of sum 1"),
-        (lambda: Matrix(matrix=[[1, 0], [0, 1]])(TEN), "2 rows do not fit 10 classes; give a row for each"),
-        (lambda: OpenSet(rate=0.5).replacements(TEN, 0), "num_outside 0 must be a whole number of examples, at least"),
-        (lambda: OpenSet(rate=0.5).replacements(TEN, 2.5), r"num_outside 2\.5 must be a whole number"),
-        (lambda: Recorded(given=torch.zeros(3)), r"given of torch\.float32 must be whole class numbers"),
-        (lambda: Recorded(given=TEN.given, clean=TEN.given > 3), r"clean of torch\.bool must be whole class numbers"),
-        (lambda: Recorded(given=torch.zeros(3).long())(TEN), "3 recorded labels but 10 examples; record as many"),
-        (lambda: Recorded(given=torch.full((10,), 10))(TEN), "given holds 10, but with 10 classes it must be 0 to 9"),
+        (
+            lambda: Matrix(matrix=[[1, 0], [0, 1]])(TEN),
+            "2 rows do not fit 10 classes; give a row for each",
+        ),
+        (
+            lambda: OpenSet(rate=0.5).replacements(TEN, 0),
+            "num_outside 0 must be a whole number of examples, at least",
+        ),
+        (
+            lambda: OpenSet(rate=0.5).replacements(TEN, 2.5),
+            r"num_outside 2\.5 must be a whole number",
+        ),
+        (
+            lambda: Recorded(given=torch.zeros(3)),
+            r"given of torch\.float32 must be whole class numbers",
+        ),
+        (
+            lambda: Recorded(given=TEN.given, clean=TEN.given > 3),
+            r"clean of torch\.bool must be whole class numbers",
+        ),
+        (
+            lambda: Recorded(given=torch.zeros(3).long())(TEN),
+            "3 recorded labels but 10 examples; record as many",
+        ),
+        (
+            lambda: Recorded(given=torch.full((10,), 10))(TEN),
+            "given holds 10, but with 10 classes it must be 0 to 9",
+        ),
         (lambda: Symmetric(rate=0.1, seed=1.5)(TEN), r"seed 1\.5 must be a Python int"),
-        (lambda: split_balanced(labels_of(50), 41, seed=0), "41 of 50 examples cannot be .* held_out=40 at most"),
-        (lambda: split_balanced(labels_of(10), 3, seed=0), "3 of 10 examples cannot .* give held_out=0$"),
+        (
+            lambda: split_balanced(labels_of(50), 41, seed=0),
+            "41 of 50 examples cannot be .* held_out=40 at most",
+        ),
+        (
+            lambda: split_balanced(labels_of(10), 3, seed=0),
+            "3 of 10 examples cannot .* give held_out=0$",
+        ),
         (lambda: split_balanced(labels_of(50), -1, seed=0), "held_out=-1 must be"),
         (lambda: split_balanced(labels_of(50), 0.1, seed=0), r"held_out=0\.1 must be"),
         (lambda: split_balanced(labels_of(50), True, seed=0), "held_out=True must be"),
@@ -728,4 +970,6 @@ GOLDEN_GIVEN = {
 GOLDEN_REPLACEMENTS = [[11, 15, 27, 29, 30, 32, 33, 38], [83, 28, 74, 77, 25, 53, 0, 52]]
 GOLDEN_HELD = [0, 3, 6, 12, 14, 21, 27, 28, 35, 39]
 GOLDEN_FINGERPRINT = "d4549abe86ed16d57c8ae3c1c99f838d605d2d91238c14d4f8b8a6136fc5518a"
-GOLDEN_FINGERPRINT_WITHOUT_CLEAN = "a746ee296effe1735a15fbbfe31a2e53d044da80fe98c56e9bab438951ce4c40"
+GOLDEN_FINGERPRINT_WITHOUT_CLEAN = (
+    "a746ee296effe1735a15fbbfe31a2e53d044da80fe98c56e9bab438951ce4c40"
+)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from nearsay import optim
-from nearsay.core import Labels
+from nearsay.batch import Labels
 from nearsay.optim import (
     SGD,
     AdamW,
@@ -51,7 +51,9 @@ SCHEDULES = [
 
 def network(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 5))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 5)
+    )
 
 
 def images(num=8, seed=1):
@@ -65,7 +67,10 @@ def fill_gradients(module, seed):
 
 
 def bits(tensors):
-    return [tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    return [
+        tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for tensor in tensors
+    ]
 
 
 # Optimizers
@@ -78,7 +83,10 @@ def plain(spec, module):
     else:
         build, choices = torch.optim.AdamW, {"betas": spec.betas}
     groups = [
-        {"params": [each], "weight_decay": spec.weight_decay if spec.decay_all or each.ndim > 1 else 0.0}
+        {
+            "params": [each],
+            "weight_decay": spec.weight_decay if spec.decay_all or each.ndim > 1 else 0.0,
+        }
         for each in module.parameters()
     ]
     return build(groups, lr=spec.lr, foreach=False, **choices)
@@ -103,7 +111,9 @@ def test_optimizers_step_as_torch_does_while_the_rate_changes(spec):
 def test_the_rate_is_one_tensor_that_stays_where_it_is(spec):
     optimizer = spec.build(network().parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
-    assert all(rate is rates[0] and rate.ndim == 0 and rate.dtype == torch.float32 for rate in rates)
+    assert all(
+        rate is rates[0] and rate.ndim == 0 and rate.dtype == torch.float32 for rate in rates
+    )
     set_rate_(optimizer, torch.tensor(0.25, dtype=torch.float64))
     assert optimizer.param_groups[-1]["lr"] is rates[0]
     assert rates[0].item() == 0.25
@@ -112,7 +122,11 @@ def test_the_rate_is_one_tensor_that_stays_where_it_is(spec):
 def test_biases_and_norms_are_spared_from_decay_only_when_asked():
     module = network()
     for spec, expected in ((SGD(), {5e-4}), (SGD(decay_all=False), {5e-4, 0.0})):
-        decays = {id(p): g["weight_decay"] for g in spec.build(module.parameters()).param_groups for p in g["params"]}
+        decays = {
+            id(p): g["weight_decay"]
+            for g in spec.build(module.parameters()).param_groups
+            for p in g["params"]
+        }
         assert set(decays.values()) == expected
         for parameter in module.parameters():
             assert decays[id(parameter)] == (5e-4 if spec.decay_all or parameter.ndim > 1 else 0.0)
@@ -121,7 +135,9 @@ def test_biases_and_norms_are_spared_from_decay_only_when_asked():
 def test_frozen_parameters_are_left_alone():
     module = network()
     module[0].requires_grad_(False)
-    held = [each for group in SGD().build(module.parameters()).param_groups for each in group["params"]]
+    held = [
+        each for group in SGD().build(module.parameters()).param_groups for each in group["params"]
+    ]
     assert len(held) == 4
     assert all(each.requires_grad for each in held)
 
@@ -133,7 +149,9 @@ def test_a_state_copied_in_place_continues_bit_for_bit(spec):
     fresh_names = optimizer_state(optimizer).keys()
     fill_gradients(module, 0)
     optimizer.step()
-    assert optimizer_state(optimizer).keys() == fresh_names  # allocated from the start, so a graph can hold it
+    assert (
+        optimizer_state(optimizer).keys() == fresh_names
+    )  # allocated from the start, so a graph can hold it
     twin = copy.deepcopy(module)
     other = spec.build(twin.parameters())
     for name, tensor in optimizer_state(other).items():
@@ -156,7 +174,9 @@ def test_numbers_and_tensors_give_the_same_factors(schedule):
     assert [schedule.factor(epoch, 15).item() for epoch in exact] == factors
     assert_close(schedule.factor(exact.float(), 15), torch.tensor(factors), atol=2e-6, rtol=1e-5)
     for dtype in (torch.int64, torch.bfloat16):
-        assert_close(schedule.factor(torch.tensor(7, dtype=dtype), 15), torch.tensor(schedule.factor(7, 15)))
+        assert_close(
+            schedule.factor(torch.tensor(7, dtype=dtype), 15), torch.tensor(schedule.factor(7, 15))
+        )
     assert all(0 <= factor <= 1 for factor in factors)
 
 
@@ -175,10 +195,19 @@ def by_scheduler(make, num_epochs):
     ("schedule", "make"),
     [
         (Cosine(warmup=0), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 30)),
-        (Cosine(warmup=0, final=0.1), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 30, eta_min=0.1)),
+        (
+            Cosine(warmup=0, final=0.1),
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 30, eta_min=0.1),
+        ),
         (MultiStep(milestones=(4, 20)), lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [4, 20])),
-        (MultiStep(milestones=(9,), gamma=0.5), lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [9], gamma=0.5)),
-        (CosineRestarts(), lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 10, eta_min=0.05)),
+        (
+            MultiStep(milestones=(9,), gamma=0.5),
+            lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [9], gamma=0.5),
+        ),
+        (
+            CosineRestarts(),
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 10, eta_min=0.05),
+        ),
         (
             CosineRestarts(period=3, multiplier=2, minimum=0.0),
             lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3, T_mult=2),
@@ -203,7 +232,9 @@ def test_steps_fall_exactly_at_their_milestones():
     assert values == pytest.approx([0, 0.5, 1, 1, 0.1, 0.01, 0.01])
 
 
-@pytest.mark.parametrize(("multiplier", "restarts"), [(1, (10, 20, 30)), (2, (10, 30, 70)), (1.5, (10, 25, 47.5))])
+@pytest.mark.parametrize(
+    ("multiplier", "restarts"), [(1, (10, 20, 30)), (2, (10, 30, 70)), (1.5, (10, 25, 47.5))]
+)
 def test_restarts_fall_exactly_where_a_period_ends(multiplier, restarts):
     schedule = CosineRestarts(multiplier=multiplier)
     start = 0.0
@@ -222,7 +253,9 @@ def test_these_schedules_have_no_jumps(schedule):
 
 
 def test_ramp_is_the_sigmoid_shaped_one():
-    assert [ramp(epoch, 8.0) for epoch in (0, 4, 8, 9)] == pytest.approx([math.exp(-5), math.exp(-1.25), 1, 1])
+    assert [ramp(epoch, 8.0) for epoch in (0, 4, 8, 9)] == pytest.approx(
+        [math.exp(-5), math.exp(-1.25), 1, 1]
+    )
     assert ramp(0.0, 0) == 1
     epochs = torch.arange(10, dtype=torch.float64)
     assert ramp(epochs, 8.0).tolist() == [ramp(epoch, 8.0) for epoch in epochs.tolist()]
@@ -244,7 +277,12 @@ def test_clipping_shrinks_all_gradients_alike(max_norm):
     assert given.ndim == 0
     assert given.item() == pytest.approx(norm)
     scale = min(1, max_norm / norm)
-    assert_close([each.grad for each in module.parameters()], [scale * each for each in before], atol=1e-6, rtol=1e-4)
+    assert_close(
+        [each.grad for each in module.parameters()],
+        [scale * each for each in before],
+        atol=1e-6,
+        rtol=1e-4,
+    )
 
 
 def test_norm_of_a_bad_gradient_is_not_finite():
@@ -297,7 +335,9 @@ def test_a_good_step_is_an_ordinary_one_and_keeps_the_new_values():
         step_if_(optimizer, torch.tensor(True))
         other.step()
     assert bits(module.parameters()) == bits(twin.parameters())
-    assert not hasattr(optimizer, "found_inf")  # a later step of its own is not gated by an old flag
+    assert not hasattr(
+        optimizer, "found_inf"
+    )  # a later step of its own is not gated by an old flag
     new, old = torch.tensor([1.0, math.nan]), torch.zeros(2)
     keep_old_([new], [old], torch.tensor(True))
     assert new[0] == 1
@@ -343,15 +383,26 @@ def test_old_values_of_every_kind_come_back_bit_for_bit(dtype, is_finite):
     else:
         limits = torch.iinfo(dtype)
         old, new = [limits.min, limits.max, 1], [limits.max, limits.min, 0]
-    tensors = [torch.tensor(new, dtype=dtype), torch.tensor(new[0], dtype=dtype), torch.tensor(2**40 + 1)]
-    before = [torch.tensor(old, dtype=dtype), torch.tensor(old[0], dtype=dtype), torch.tensor(-(2**41) - 3)]
+    tensors = [
+        torch.tensor(new, dtype=dtype),
+        torch.tensor(new[0], dtype=dtype),
+        torch.tensor(2**40 + 1),
+    ]
+    before = [
+        torch.tensor(old, dtype=dtype),
+        torch.tensor(old[0], dtype=dtype),
+        torch.tensor(-(2**41) - 3),
+    ]
     expected = bits(tensors if is_finite else before)
     keep_old_(tensors, before, torch.tensor(is_finite))
     assert bits(tensors) == expected
 
 
 def test_old_values_come_back_whatever_the_order_in_memory():
-    new, old = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last), torch.randn(2, 4, 3, 3)
+    new, old = (
+        torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last),
+        torch.randn(2, 4, 3, 3),
+    )
     kept = new
     keep_old_([new], [old], torch.tensor(False))
     assert torch.equal(kept, old)
@@ -417,7 +468,12 @@ def test_recalibration_is_the_mean_over_batches_and_touches_nothing_else():
     for name, tensor in module.state_dict().items():
         if "running" not in name:
             assert torch.equal(tensor, before[name]), name
-    assert (module[1].momentum, module.training, module[1].training, module[2].training) == (0.3, True, True, True)
+    assert (module[1].momentum, module.training, module[1].training, module[2].training) == (
+        0.3,
+        True,
+        True,
+        True,
+    )
     assert bits(each.grad for each in module.parameters()) == gradients
     assert torch.equal(torch.get_rng_state(), generator)  # dropout was off
 
@@ -457,7 +513,10 @@ def test_class_weights_balance_the_classes_that_occur():
         (lambda: SGD(nesterov=True, momentum=0), "momentum=0"),
         (lambda: SGD().build([]), "0 parameters to train lie on no device"),
         (lambda: AdamW().build(averaged_copy(network()).parameters()), "0 parameters"),
-        (lambda: SGD().build([nn.Parameter(torch.ones(1, device=d)) for d in ("cpu", "meta")]), "2 parameters"),
+        (
+            lambda: SGD().build([nn.Parameter(torch.ones(1, device=d)) for d in ("cpu", "meta")]),
+            "2 parameters",
+        ),
         (lambda: AdamW(betas=(0.9, 1.0)), "second_beta is 1.0"),
         (lambda: AdamW(lr=-0.1), "lr is -0.1"),
         (lambda: Cosine(final=1.5), r"final is 1.5; it must lie in \[0, 1\]"),
@@ -472,7 +531,10 @@ def test_class_weights_balance_the_classes_that_occur():
         (lambda: CosineRestarts(minimum=2), "minimum is 2"),
         (lambda: ramp(1.0, -2), "length is -2"),
         (lambda: clip_gradients_([], 0), "max_norm=0"),
-        (lambda: step_if_(torch.optim.SGD([nn.Parameter(torch.ones(1))]), torch.tensor(True)), "fused=True"),
+        (
+            lambda: step_if_(torch.optim.SGD([nn.Parameter(torch.ones(1))]), torch.tensor(True)),
+            "fused=True",
+        ),
         (lambda: update_average_(network(), network()[:2], 0.5), "4.bias is in one network only"),
     ],
 )
@@ -483,24 +545,41 @@ def test_bad_choices_are_refused_in_one_sentence(make, complaint):
 
 
 def test_a_teacher_goes_by_its_batch_and_keeps_its_statistics():
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5)
+    )
     teacher = optim.averaged_copy(network)
     optim.by_batch_(teacher)
     images = 5 + 3 * torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    before = {name: tensor.clone() for name, tensor in teacher[1].named_buffers() if name.startswith("running")}
+    before = {
+        name: tensor.clone()
+        for name, tensor in teacher[1].named_buffers()
+        if name.startswith("running")
+    }
     seen = teacher(images)
     torch.testing.assert_close(seen.mean(dim=(0, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)
-    torch.testing.assert_close(seen.var(dim=(0, 2, 3), correction=0), torch.ones(4), atol=1e-2, rtol=0)
+    torch.testing.assert_close(
+        seen.var(dim=(0, 2, 3), correction=0), torch.ones(4), atol=1e-2, rtol=0
+    )
     assert all(torch.equal(getattr(teacher[1], name), tensor) for name, tensor in before.items())
     assert torch.equal(seen, teacher(images))  # nothing is dropped
 
 
 def test_tensors_of_several_kinds_are_copied_bit_by_bit():
-    tensors = [torch.tensor([math.nan, 1.5]), torch.tensor(3), torch.tensor([2.5, -0.0]), torch.tensor([True, False])]
+    tensors = [
+        torch.tensor([math.nan, 1.5]),
+        torch.tensor(3),
+        torch.tensor([2.5, -0.0]),
+        torch.tensor([True, False]),
+    ]
     copies = optim.snapshot(tensors)
     for tensor, copied in zip(tensors, copies, strict=True):
         assert tensor.dtype == copied.dtype
-        assert tensor.view(torch.uint8).equal(copied.view(torch.uint8)) if tensor.ndim else tensor.equal(copied)
+        assert (
+            tensor.view(torch.uint8).equal(copied.view(torch.uint8))
+            if tensor.ndim
+            else tensor.equal(copied)
+        )
         assert tensor.data_ptr() != copied.data_ptr()
 
 

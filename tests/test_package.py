@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
-from nearsay.commands.compare import DEMO_TITLE
+from nearsay.doors.compare import DEMO_TITLE
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +26,11 @@ def test_the_source_distribution_leaves_data_and_environments_of_the_user_out(tm
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, clone / name)
     before = packed(clone, tmp_path)
-    for name in (".venv-full/lib/torch.py", "data/cifar-10-batches-py/data_batch_1", "photos/cat/1.jpg"):
+    for name in (
+        ".venv-full/lib/torch.py",
+        "data/cifar-10-batches-py/data_batch_1",
+        "photos/cat/1.jpg",
+    ):
         (clone / name).parent.mkdir(parents=True)
         (clone / name).write_text("of the user")
     assert "src/nearsay/__init__.py" in before
@@ -34,7 +38,9 @@ def test_the_source_distribution_leaves_data_and_environments_of_the_user_out(tm
 
 
 def test_the_source_distribution_has_every_file_of_the_project(tmp_path):
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode:
         pytest.skip("not a clone")
     assert set(listed.stdout.splitlines()) - packed(ROOT, tmp_path) == set()
@@ -46,11 +52,19 @@ def test_an_environment_that_was_left_without_pip_is_set_up_again(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    scripts = {".venv/bin/python": "test -x .venv/bin/pip", "python": '[ "$2" != venv ] || cp "$0" .venv/bin/pip'}
-    for name, line in scripts.items():  # stand-ins: the one wants pip for all it does, the other makes it
+    scripts = {
+        ".venv/bin/python": "test -x .venv/bin/pip",
+        "python": '[ "$2" != venv ] || cp "$0" .venv/bin/pip',
+    }
+    for (
+        name,
+        line,
+    ) in scripts.items():  # stand-ins: the one wants pip for all it does, the other makes it
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    made = subprocess.run(["make", ".venv/core", "PYTHON=./python"], cwd=tmp_path, capture_output=True, text=True)
+    made = subprocess.run(
+        ["make", ".venv/core", "PYTHON=./python"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert made.returncode == 0, made.stderr
 
 

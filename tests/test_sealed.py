@@ -23,7 +23,9 @@ WHOLE = {name: tensor.contiguous() for name, tensor in TENSORS.items()}
 def test_tensors_come_back_as_they_were(tmp_path):
     (tmp_path / "t").write_bytes(pack_sealed(WHOLE))
     assert_close(load_sealed(tmp_path / "t"), WHOLE, rtol=0, atol=0)
-    assert_close(load_sealed(tmp_path / "t", ("count",)), {"count": torch.tensor(7)}, rtol=0, atol=0)
+    assert_close(
+        load_sealed(tmp_path / "t", ("count",)), {"count": torch.tensor(7)}, rtol=0, atol=0
+    )
     assert_close(safetensors.torch.load_file(tmp_path / "t"), WHOLE, rtol=0, atol=0)
 
 
@@ -59,5 +61,8 @@ def test_a_damaged_seal_is_told_where_a_part_is_read(tmp_path):
 def test_every_process_writes_the_same_bytes():
     command = "import torch, sys; from nearsay.sealed import pack_sealed as p; "
     command += "sys.stdout.buffer.write(p({n: torch.ones(3) for n in 'cadb'}))"
-    first, second = (subprocess.run([sys.executable, "-c", command], capture_output=True).stdout for _ in range(2))
+    first, second = (
+        subprocess.run([sys.executable, "-c", command], capture_output=True).stdout
+        for _ in range(2)
+    )
     assert first == second != b""

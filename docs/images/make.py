@@ -26,13 +26,21 @@ def scan(folder: Path) -> None:
     chance, digits = random.Random(0), load_digits()
     for name in NAMES:
         (folder / name).mkdir(parents=True)
-    for number, (pixels, label) in enumerate(zip(digits.images[:NUM], digits.target[:NUM], strict=True)):
-        given = chance.choice([each for each in range(10) if each != label]) if chance.random() < WRONG else label
+    for number, (pixels, label) in enumerate(
+        zip(digits.images[:NUM], digits.target[:NUM], strict=True)
+    ):
+        given = (
+            chance.choice([each for each in range(10) if each != label])
+            if chance.random() < WRONG
+            else label
+        )
         image = ImageOps.invert(Image.fromarray((pixels * 255 / 16).astype("uint8")))
         width = chance.randint(*SIDES)
         size = width, round(width * chance.uniform(0.9, 1.1))
         ending = chance.choice(("png", "jpg"))
-        image.resize(size, Image.Resampling.BICUBIC).save(folder / NAMES[given] / f"scan-{number:04d}.{ending}")
+        image.resize(size, Image.Resampling.BICUBIC).save(
+            folder / NAMES[given] / f"scan-{number:04d}.{ending}"
+        )
 
 
 def nearsay(*words: str) -> None:
@@ -45,7 +53,9 @@ def photograph(page: Path, picture: Path) -> None:
     """The top of a page as a small PNG."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = tool.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
         tab = browser.new_page(viewport=WINDOW, color_scheme="light")
         tab.goto(page.resolve().as_uri())
         tab.screenshot(path=picture)

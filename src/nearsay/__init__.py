@@ -34,32 +34,32 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from nearsay.auditing import Audit, audit
-    from nearsay.augment import Mixup
-    from nearsay.core import Batch, Labels, Loss, Objective, Outputs, Predictions, one_hot, pad
-    from nearsay.estimator import NCRClassifier
-    from nearsay.objectives.bank import Bank
-    from nearsay.objectives.bootstrap import Bootstrap, bootstrap
-    from nearsay.objectives.cross_entropy import CrossEntropy, cross_entropy
-    from nearsay.objectives.elr import ELR, elr
-    from nearsay.objectives.gjs import GJS, gjs
-    from nearsay.objectives.ncr import NCR, ncr
-    from nearsay.objectives.nearsay import Nearsay
-    from nearsay.propagation import propagate_labels
+    from nearsay.batch import Batch, Labels, Loss, Objective, Outputs, Predictions, one_hot, pad
+    from nearsay.integrations.sklearn import NCRClassifier
+    from nearsay.label_issues import Audit, audit
+    from nearsay.label_propagation import propagate_labels
+    from nearsay.losses.bootstrap import Bootstrap, bootstrap
+    from nearsay.losses.cross_entropy import CrossEntropy, cross_entropy
+    from nearsay.losses.elr import ELR, elr
+    from nearsay.losses.gjs import GJS, gjs
+    from nearsay.losses.memory_bank import Bank
+    from nearsay.losses.ncr import NCR, ncr
+    from nearsay.losses.neighbor_vote import Nearsay
+    from nearsay.transforms import Mixup
 
 _MODULES = {
-    "auditing": ("Audit", "audit"),
-    "augment": ("Mixup",),
-    "core": ("Batch", "Labels", "Loss", "Objective", "Outputs", "Predictions", "one_hot", "pad"),
-    "estimator": ("NCRClassifier",),
-    "objectives.bank": ("Bank",),
-    "objectives.bootstrap": ("Bootstrap", "bootstrap"),
-    "objectives.cross_entropy": ("CrossEntropy", "cross_entropy"),
-    "objectives.elr": ("ELR", "elr"),
-    "objectives.gjs": ("GJS", "gjs"),
-    "objectives.ncr": ("NCR", "ncr"),
-    "objectives.nearsay": ("Nearsay",),
-    "propagation": ("propagate_labels",),
+    "label_issues": ("Audit", "audit"),
+    "transforms": ("Mixup",),
+    "batch": ("Batch", "Labels", "Loss", "Objective", "Outputs", "Predictions", "one_hot", "pad"),
+    "integrations.sklearn": ("NCRClassifier",),
+    "losses.memory_bank": ("Bank",),
+    "losses.bootstrap": ("Bootstrap", "bootstrap"),
+    "losses.cross_entropy": ("CrossEntropy", "cross_entropy"),
+    "losses.elr": ("ELR", "elr"),
+    "losses.gjs": ("GJS", "gjs"),
+    "losses.ncr": ("NCR", "ncr"),
+    "losses.neighbor_vote": ("Nearsay",),
+    "label_propagation": ("propagate_labels",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -69,7 +69,9 @@ if not TYPE_CHECKING:  # or every name would be taken for one of these
     def __getattr__(name: str) -> object:
         """Import the home of a public name when it is first asked for: `import nearsay` alone stays instant."""
         if name not in _HOME:
-            raise AttributeError(f"module 'nearsay' has no attribute {name!r}; it has {', '.join(__all__)}")
+            raise AttributeError(
+                f"module 'nearsay' has no attribute {name!r}; it has {', '.join(__all__)}"
+            )
         value = getattr(import_module(f"nearsay.{_HOME[name]}"), name)
         globals()[name] = value
         return value

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nearsay import seeds
-from nearsay.core import PADDING, Labels, Predictions, one_hot
+from nearsay import rng
+from nearsay.batch import PADDING, Labels, Predictions, one_hot
 from nearsay.neighbors import Identity, nearest, normalize
 
 _CHUNK = 2**24  # numbers of votes or features held at a time
@@ -46,7 +46,9 @@ def aligned(labels: Labels, predictions: Predictions) -> Labels:
     indices, num_examples = predictions.indices.to(labels.given.device), len(labels.given)
     outside = indices[(indices < PADDING) | (indices >= num_examples)]
     if len(outside):
-        raise ValueError(f"predictions are of example {outside[0].item()}, but there are labels of {num_examples} only")
+        raise ValueError(
+            f"predictions are of example {outside[0].item()}, but there are labels of {num_examples} only"
+        )
     known = [each for each in (labels.given, labels.clean) if each is not None]
     given, *clean = (functional.pad(each, (0, 1), value=-1)[indices] for each in known)
     return Labels(given, clean[0] if clean else None, labels.classes)
@@ -106,7 +108,9 @@ def brier(logits: Tensor, labels: Tensor) -> float:
     return _mean((logits.softmax(dim=1) - one_hot(labels, logits.shape[1])).square().sum(dim=1))
 
 
-def calibration_error(logits: Tensor, labels: Tensor, *, bins: int = 15, adaptive: bool = False) -> float:
+def calibration_error(
+    logits: Tensor, labels: Tensor, *, bins: int = 15, adaptive: bool = False
+) -> float:
     """Expected calibration error: mean gap between how sure and how right the predictions of a bin are.
 
     Bins have equal widths and own their upper edge; adaptive ones hold equal numbers of rows, save that rows of equal
@@ -118,7 +122,9 @@ def calibration_error(logits: Tensor, labels: Tensor, *, bins: int = 15, adaptiv
         return math.nan
     sure, predicted = logits.double().softmax(dim=1).max(dim=1)
     if adaptive:
-        chosen = torch.searchsorted(sure.sort().values, sure) * bins // len(sure)  # where the first of equals stands
+        chosen = (
+            torch.searchsorted(sure.sort().values, sure) * bins // len(sure)
+        )  # where the first of equals stands
     else:
         chosen = torch.bucketize(sure, torch.arange(1, bins, device=sure.device).double() / bins)
     gaps = (predicted == labels).double() - sure
@@ -162,7 +168,9 @@ def average_precision(scores: Tensor, is_wrong: Tensor) -> float:
 
 
 @torch.no_grad()
-def knn_accuracy(train: Predictions, votes: Tensor, test: Predictions | None, truth: Tensor, *, k: int = 10) -> float:
+def knn_accuracy(
+    train: Predictions, votes: Tensor, test: Predictions | None, truth: Tensor, *, k: int = 10
+) -> float:
     """Share of labeled test rows whose class wins among the k nearest labeled training rows.
 
     A neighbor votes for its label in `votes` with its cosine similarity, if that is positive; a row without a vote is
@@ -182,7 +190,9 @@ def knn_accuracy(train: Predictions, votes: Tensor, test: Predictions | None, tr
     for start in range(0, len(queries), num_rows):
         chosen = slice(start, start + num_rows)
         similarities, positions = nearest(queries[chosen], keys, k, Identity(asking[chosen], names))
-        tally = similarities.new_zeros(len(similarities), num_classes).scatter_add_(1, votes[positions], similarities)
+        tally = similarities.new_zeros(len(similarities), num_classes).scatter_add_(
+            1, votes[positions], similarities
+        )
         most, predicted = tally.max(dim=1)
         hits.append((most > 0) & (predicted == truth[chosen]))
     return _mean(torch.cat(hits))
@@ -199,10 +209,16 @@ def similarity_histogram(
     """
     _check_bins(bins)
     if len(features) != len(labels.given):
-        raise ValueError(f"{len(features)} rows of features but {len(labels.given)} labels; there must be as many")
+        raise ValueError(
+            f"{len(features)} rows of features but {len(labels.given)} labels; there must be as many"
+        )
     rows = (labels.given >= 0).nonzero()[:, 0]
     given = labels.given[rows]
-    is_wrong = torch.zeros_like(given, dtype=torch.bool) if labels.clean is None else given != labels.clean[rows]
+    is_wrong = (
+        torch.zeros_like(given, dtype=torch.bool)
+        if labels.clean is None
+        else given != labels.clean[rows]
+    )
     edges, counts = torch.linspace(-1, 1, bins + 1), torch.zeros(4 * bins, dtype=torch.int64)
     step = max(1, _CHUNK // max(1, features.shape[1]))
     for start in range(0, num_pairs if len(rows) else 0, step):
@@ -219,7 +235,7 @@ def similarity_histogram(
 
 def _pairs(given: Tensor, pairs: Tensor, is_same: bool, seed: int) -> tuple[Tensor, Tensor]:
     """Two positions for each number of a pair, less the pairs that came out as they should not."""
-    drawn = seeds.uniform(seed, f"similarity {is_same}", 0, pairs.to(given.device), num=2).double()
+    drawn = rng.uniform(seed, f"similarity {is_same}", 0, pairs.to(given.device), num=2).double()
     first = (drawn[:, 0] * len(given)).long()
     if is_same:
         order, sizes, label = given.argsort(stable=True), torch.bincount(given), given[first]
@@ -236,7 +252,9 @@ def _features(predictions: Predictions, labels: Tensor) -> tuple[Tensor, Tensor,
     """Directions, labels and indices of the rows that are labeled and not padding."""
     features, _, indices = predictions
     if not len(features) == len(labels) == len(indices):
-        raise ValueError(f"{len(features)} rows of features but {len(labels)} labels; `aligned` brings them together")
+        raise ValueError(
+            f"{len(features)} rows of features but {len(labels)} labels; `aligned` brings them together"
+        )
     kept = (labels.to(features.device) >= 0) & (indices.to(features.device) != PADDING)
     rows = features[kept]
     directions, _ = normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)))
@@ -255,7 +273,9 @@ def _own_and_best_other(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 def _counts_by_score(scores: Tensor, is_wrong: Tensor) -> tuple[Tensor, Tensor]:
     """(G,) numbers of wrong and of right labels at each distinct score, from low to high."""
     if scores.ndim != 1 or scores.shape != is_wrong.shape or is_wrong.dtype != torch.bool:
-        shapes = f"scores {tuple(scores.shape)} and is_wrong {tuple(is_wrong.shape)} of {is_wrong.dtype}"
+        shapes = (
+            f"scores {tuple(scores.shape)} and is_wrong {tuple(is_wrong.shape)} of {is_wrong.dtype}"
+        )
         raise ValueError(f"{shapes} must both be (N,), the latter of torch.bool")
     kept = ~scores.isnan()
     ordered, order = scores[kept].sort()
@@ -263,7 +283,9 @@ def _counts_by_score(scores: Tensor, is_wrong: Tensor) -> tuple[Tensor, Tensor]:
     begins = torch.ones_like(wrong)
     begins[1:] = ordered[1:] != ordered[:-1]
     group, num_groups = begins.cumsum(dim=0) - 1, int(begins.sum())
-    return torch.bincount(group[wrong], minlength=num_groups), torch.bincount(group[~wrong], minlength=num_groups)
+    return torch.bincount(group[wrong], minlength=num_groups), torch.bincount(
+        group[~wrong], minlength=num_groups
+    )
 
 
 def _labeled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,19 +297,30 @@ def _labeled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits in float32 or better and labels on one device; refuses what cannot be meant."""
-    if logits.ndim != 2 or not logits.is_floating_point() or not logits.shape[1] or labels.shape != logits.shape[:1]:
+    if (
+        logits.ndim != 2
+        or not logits.is_floating_point()
+        or not logits.shape[1]
+        or labels.shape != logits.shape[:1]
+    ):
         shapes = f"logits {tuple(logits.shape)} of {logits.dtype} and labels {tuple(labels.shape)}"
         raise ValueError(f"{shapes} must be floating-point (N, C) and (N,)")
     Labels(labels.cpu(), None, ("",) * logits.shape[1])  # refuses what are no class numbers
     is_bad = ~logits.amax(dim=1).isfinite()  # NaN, infinity, or minus infinity for all classes
     if is_bad.any():
-        raise ValueError(f"logits of row {int(is_bad.nonzero()[0])} are not finite; leave such rows out")
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device, torch.int64)
+        raise ValueError(
+            f"logits of row {int(is_bad.nonzero()[0])} are not finite; leave such rows out"
+        )
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(
+        logits.device, torch.int64
+    )
 
 
 def _clean(labels: Labels) -> Tensor:
     if labels.clean is None:
-        raise ValueError("clean is None, but this compares given labels with the true ones; give Labels with clean")
+        raise ValueError(
+            "clean is None, but this compares given labels with the true ones; give Labels with clean"
+        )
     return labels.clean
 
 

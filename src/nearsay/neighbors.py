@@ -10,13 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearsay.core import PADDING
+from nearsay.batch import PADDING
 
-CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # enough to be fast; from there on memory is linear in the number of keys
+CHUNK_ROWS = {
+    "cpu": 256,
+    "cuda": 4096,
+}  # enough to be fast; from there on memory is linear in the number of keys
 CHUNK_NUMBERS = 2**26  # and at most 256 MB of float32 similarities at a time
-APPROXIMATE_FROM = 200_000  # rows on a CPU: from there on an index is faster than looking at everybody
+APPROXIMATE_FROM = (
+    200_000  # rows on a CPU: from there on an index is faster than looking at everybody
+)
 _SAMPLED = 1000  # rows that are compared with all others as well, to see what the index misses
-_PROBED, _ENOUGH = (8, 16, 32), 0.95  # cells that a query looks into: the fewest that hold that share of its neighbors
+_PROBED, _ENOUGH = (
+    (8, 16, 32),
+    0.95,
+)  # cells that a query looks into: the fewest that hold that share of its neighbors
 _ROUNDS = 10  # of learning the cells
 _HELD = 2**25  # numbers held at a time
 
@@ -78,7 +86,9 @@ def nearest(
     """
     rows = min(CHUNK_ROWS.get(queries.device.type, 256), max(1, CHUNK_NUMBERS // max(1, len(keys))))
     chunks = []
-    for start in range(0, max(1, len(queries)), rows):  # of no query there is a table too, of no row
+    for start in range(
+        0, max(1, len(queries)), rows
+    ):  # of no query there is a table too, of no row
         similarities = cosines(queries[start : start + rows], keys)
         clip(similarities, who, start)
         chunks.append(_largest(similarities, k))
@@ -113,11 +123,18 @@ def _ask_index(features: Tensor, k: int) -> Found:
     """What an inverted file of half precision finds; a place where nobody was found has similarity 0."""
     index = _make_index(features)
     recall = _look_far_enough(index, features, k)
-    similarities, positions = torch.empty(len(features), k), torch.empty(len(features), k, dtype=torch.int64)
+    similarities, positions = (
+        torch.empty(len(features), k),
+        torch.empty(len(features), k, dtype=torch.int64),
+    )
     for rows in _blocks(features):
-        values, keys = (torch.from_numpy(each) for each in index.search(_units(features[rows]), k + 1))
+        values, keys = (
+            torch.from_numpy(each) for each in index.search(_units(features[rows]), k + 1)
+        )
         own = torch.arange(rows.start, rows.stop)[:, None]
-        values = values.masked_fill((keys < 0) | (keys == own) | (values <= 0), 0).clamp(max=1)  # half precision
+        values = values.masked_fill((keys < 0) | (keys == own) | (values <= 0), 0).clamp(
+            max=1
+        )  # half precision
         best = values.topk(k, dim=1)
         similarities[rows], positions[rows] = best.values, keys.clamp(min=0).gather(1, best.indices)
     return Found(Neighbors(similarities.to(features.device), positions.to(features.device)), recall)
@@ -126,11 +143,15 @@ def _ask_index(features: Tensor, k: int) -> Found:
 def _make_index(features: Tensor) -> Any:  # of a module without types
     """About 4√N cells of rows in half precision, a part of the rows at a time."""
     num_rows, width = features.shape
-    num_cells = max(1, min(round(4 * num_rows**0.5), num_rows // 40))  # faiss wants 39 rows for each to learn from
+    num_cells = max(
+        1, min(round(4 * num_rows**0.5), num_rows // 40)
+    )  # faiss wants 39 rows for each to learn from
     faiss = _faiss()
     faiss.omp_set_num_threads(torch.get_num_threads())
     index = faiss.index_factory(width, f"IVF{num_cells},SQfp16", faiss.METRIC_INNER_PRODUCT)
-    index.by_residual = False  # half precision is enough, and a query needs not be shifted for every cell
+    index.by_residual = (
+        False  # half precision is enough, and a query needs not be shifted for every cell
+    )
     index.cp.niter = _ROUNDS
     index.train(_units(features[:: max(1, num_rows // (40 * num_cells))]))
     for rows in _blocks(features):
@@ -223,7 +244,9 @@ def forbidden(who: Identity, start: int = 0, stop: int | None = None) -> Tensor:
 def _largest(similarities: Tensor, k: int | None) -> Neighbors:
     num_keys = similarities.shape[1]
     if k is None or k >= num_keys:
-        return Neighbors(similarities, torch.arange(num_keys, device=similarities.device).expand_as(similarities))
+        return Neighbors(
+            similarities, torch.arange(num_keys, device=similarities.device).expand_as(similarities)
+        )
     if k == 1:  # several times faster than topk
         return Neighbors(*similarities.max(dim=1, keepdim=True))
     return Neighbors(*similarities.topk(k, dim=1, sorted=False))

@@ -17,12 +17,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearsay import seeds
-from nearsay.core import Labels
+from nearsay import rng
+from nearsay.batch import Labels
 
 Pairs = tuple[tuple[int | str, int | str], ...]
 _MAPPINGS = ("cifar10", "cifar100-next", "cifar100-superclass", "next")
-_CIFAR10: Pairs = (("truck", "automobile"), ("bird", "airplane"), ("cat", "dog"), ("dog", "cat"), ("deer", "horse"))
+_CIFAR10: Pairs = (
+    ("truck", "automobile"),
+    ("bird", "airplane"),
+    ("cat", "dog"),
+    ("dog", "cat"),
+    ("deer", "horse"),
+)
 _CIFAR100_SUPERCLASSES = """
 beaver dolphin otter seal whale, aquarium_fish flatfish ray shark trout, orchid poppy rose sunflower tulip, bottle bowl
 can cup plate, apple mushroom orange pear sweet_pepper, clock keyboard lamp telephone television, bed chair couch table
@@ -32,7 +38,9 @@ skunk, crab lobster snail spider worm, baby boy girl man woman, crocodile dinosa
 rabbit shrew squirrel, maple_tree oak_tree palm_tree pine_tree willow_tree, bicycle bus motorcycle pickup_truck train,
 lawn_mower rocket streetcar tank tractor"""
 _ROWS, _COLUMNS = 4096, 1024  # of the inputs looked at in one go, 32 MiB of float64
-_HALF_CELL = 2.0**-25  # uniforms are multiples of 2⁻²⁴ from 0, whose quantile is infinite; the middle of a cell has one
+_HALF_CELL = (
+    2.0**-25
+)  # uniforms are multiples of 2⁻²⁴ from 0, whose quantile is infinite; the middle of a cell has one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,7 @@ class Symmetric:
         given, examples = _start(labels)
         chosen = _choose(self.seed, "symmetric choice", examples, self.rate)
         num_classes, least = len(labels.classes), 0 if self.redraw else 1
-        steps = least + seeds.integers(self.seed, "symmetric step", 0, chosen, num_classes - least)
+        steps = least + rng.integers(self.seed, "symmetric step", 0, chosen, num_classes - least)
         given[chosen] = (given[chosen] + steps) % num_classes
         return _finish(labels, given)
 
@@ -77,9 +85,13 @@ class Asymmetric:
     def __post_init__(self) -> None:
         _check_share(rate=self.rate)
         if not isinstance(self.mapping, str):
-            object.__setattr__(self, "mapping", tuple((source, target) for source, target in self.mapping))
+            object.__setattr__(
+                self, "mapping", tuple((source, target) for source, target in self.mapping)
+            )
         elif self.mapping not in _MAPPINGS:
-            raise ValueError(f"mapping {self.mapping!r} must be pairs of classes or one of {', '.join(_MAPPINGS)}")
+            raise ValueError(
+                f"mapping {self.mapping!r} must be pairs of classes or one of {', '.join(_MAPPINGS)}"
+            )
 
     def __call__(self, labels: Labels, inputs: Tensor | None = None) -> Labels:
         """A share of each mapped class mapped."""
@@ -130,14 +142,18 @@ class Matrix:
         rows = tuple(tuple(float(chance) for chance in row) for row in self.matrix)
         for number, row in enumerate(rows):
             if len(row) != len(rows) or not min(row) >= 0 or not abs(sum(row) - 1) <= 1e-6:
-                raise ValueError(f"row {number}, {row}, sums to {sum(row):.9g}; give {len(rows)} chances of sum 1")
+                raise ValueError(
+                    f"row {number}, {row}, sums to {sum(row):.9g}; give {len(rows)} chances of sum 1"
+                )
         object.__setattr__(self, "matrix", rows)
 
     def __call__(self, labels: Labels, inputs: Tensor | None = None) -> Labels:
         """All labels drawn."""
         given, examples = _start(labels)
         if len(self.matrix) != len(labels.classes):
-            raise ValueError(f"{len(self.matrix)} rows do not fit {len(labels.classes)} classes; give a row for each")
+            raise ValueError(
+                f"{len(self.matrix)} rows do not fit {len(labels.classes)} classes; give a row for each"
+            )
         for number, members in _by_class(given, examples):
             chances = torch.tensor(self.matrix[number], dtype=torch.float64)[None]  # (1, C)
             given[members] = _draw(self.seed, "matrix label", members, chances)
@@ -164,7 +180,9 @@ class InstanceDependent:
         """All labels drawn; `inputs` (N, ...) are images or features, and uint8 is scaled to [0, 1]."""
         if inputs is None or len(inputs) != len(labels.given):
             found = 0 if inputs is None else len(inputs)
-            raise ValueError(f"{found} inputs for {len(labels.given)} labels; noise by instance needs one for each")
+            raise ValueError(
+                f"{found} inputs for {len(labels.given)} labels; noise by instance needs one for each"
+            )
         given, examples = _start(labels)
         for number, members in _by_class(given, examples):
             chances = self._chances(inputs, members, number, len(labels.classes))
@@ -185,7 +203,9 @@ class InstanceDependent:
         if self.rate == 0 or self.deviation == 0:
             return torch.full(members.shape, float(self.rate), dtype=torch.float64)
         low, high = map(NormalDist(self.rate, self.deviation).cdf, (0, 1))
-        drawn = low + (high - low) * (seeds.uniform(self.seed, "instance rate", 0, members).double() + _HALF_CELL)
+        drawn = low + (high - low) * (
+            rng.uniform(self.seed, "instance rate", 0, members).double() + _HALF_CELL
+        )
         return torch.clamp(self.rate + self.deviation * torch.special.ndtri(drawn), 0, 1)
 
 
@@ -211,14 +231,18 @@ class OpenSet:
         The same for the labels before and after noise. Nobody from outside comes twice before all came once.
         """
         if isinstance(num_outside, bool) or not isinstance(num_outside, int) or num_outside < 1:
-            raise ValueError(f"num_outside {num_outside!r} must be a whole number of examples, at least 1")
+            raise ValueError(
+                f"num_outside {num_outside!r} must be a whole number of examples, at least 1"
+            )
         chosen = self._chosen(labels)
         order = chosen.argsort()
-        outside = seeds.shuffle(self.seed, "open-set image", 0, torch.arange(num_outside))
+        outside = rng.shuffle(self.seed, "open-set image", 0, torch.arange(num_outside))
         return chosen[order], outside[order % num_outside]
 
     def _chosen(self, labels: Labels) -> Tensor:
-        labeled = (labels.given.cpu() >= 0).nonzero()[:, 0]  # whatever clean says: that this very model changes
+        labeled = (labels.given.cpu() >= 0).nonzero()[
+            :, 0
+        ]  # whatever clean says: that this very model changes
         return _choose(self.seed, "open-set choice", labeled, self.rate)
 
 
@@ -238,14 +262,18 @@ class Recorded:
         for name, labels in (("given", self.given), ("clean", self.clean)):
             if labels is not None:
                 if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-                    raise ValueError(f"{name} of {labels.dtype} must be whole class numbers, such as torch.int64")
+                    raise ValueError(
+                        f"{name} of {labels.dtype} must be whole class numbers, such as torch.int64"
+                    )
                 object.__setattr__(self, name, labels.to("cpu", torch.int64, copy=True))
         object.__setattr__(self, "digest", _digest(self.given, self.clean))
 
     def __call__(self, labels: Labels, inputs: Tensor | None = None) -> Labels:
         """The recorded labels."""
         if len(self.given) != len(labels.given):
-            raise ValueError(f"{len(self.given)} recorded labels but {len(labels.given)} examples; record as many")
+            raise ValueError(
+                f"{len(self.given)} recorded labels but {len(labels.given)} examples; record as many"
+            )
         clean = labels.clean if self.clean is None else self.clean.to(labels.given.device)
         return Labels(self.given.to(labels.given.device), clean, labels.classes)
 
@@ -253,7 +281,9 @@ class Recorded:
 class Realized(NamedTuple):
     """What noise did to labels, as counted and not as asked for."""
 
-    effective_rate: float | None  # share of labels that are not the true class, None where that is unknown
+    effective_rate: (
+        float | None
+    )  # share of labels that are not the true class, None where that is unknown
     num_open_set: int  # those of examples whose true class is outside the vocabulary
     matrix: Tensor  # (C, C) int64 counts of the other labeled examples: rows clean, columns given
     fingerprint: str
@@ -284,23 +314,33 @@ def split_balanced(labels: Labels, held_out: int, *, seed: int) -> tuple[Tensor,
     are never held out.
     """
     given = labels.given.cpu()
-    order = seeds.shuffle(seed, "held-out choice", 0, torch.arange(len(given)))
+    order = rng.shuffle(seed, "held-out choice", 0, torch.arange(len(given)))
     members = [each for _, each in _by_class(given, order[given[order] >= 0])]
     most = sum(len(each) - 1 for each in members)
     if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 0:
-        raise ValueError(f"held_out={held_out!r} must be a whole number of examples, from 0 to {most}")
+        raise ValueError(
+            f"held_out={held_out!r} must be a whole number of examples, from 0 to {most}"
+        )
     if held_out > most:
         cure = f"give held_out={most} at most" if most else "give held_out=0"
-        raise ValueError(f"{held_out} of {len(given)} examples cannot be held out: each class must keep one; {cure}")
+        raise ValueError(
+            f"{held_out} of {len(given)} examples cannot be held out: each class must keep one; {cure}"
+        )
     is_held = torch.zeros(len(given), dtype=torch.bool)
-    for each, share in zip(members, _shares([len(each) for each in members], held_out), strict=True):
+    for each, share in zip(
+        members, _shares([len(each) for each in members], held_out), strict=True
+    ):
         is_held[each[:share]] = True
     return (~is_held).nonzero()[:, 0], is_held.nonzero()[:, 0]
 
 
 def _shares(sizes: list[int], total: int) -> list[int]:
     """Whole numbers that sum to `total`, each below its size: equal if that takes no more than halves."""
-    weights = sizes if any(2 * math.ceil(total / len(sizes)) > size for size in sizes) else [1] * len(sizes)
+    weights = (
+        sizes
+        if any(2 * math.ceil(total / len(sizes)) > size for size in sizes)
+        else [1] * len(sizes)
+    )
     whole = sum(weights)
     shares = [total * weight // whole for weight in weights]
     for _ in range(total - sum(shares)):  # one more to whoever is furthest behind
@@ -312,19 +352,25 @@ def _shares(sizes: list[int], total: int) -> list[int]:
 def _start(labels: Labels) -> tuple[Tensor, Tensor]:
     """A copy of the given labels (N,), and the numbers of the examples that noise may change."""
     if len(labels.classes) < 2:
-        raise ValueError(f"labels of {len(labels.classes)} class cannot be confused; noise needs at least 2 classes")
+        raise ValueError(
+            f"labels of {len(labels.classes)} class cannot be confused; noise needs at least 2 classes"
+        )
     given = labels.given.to("cpu", torch.int64, copy=True)
     clean = given if labels.clean is None else labels.clean.cpu()
     return given, ((given >= 0) & (clean >= 0)).nonzero()[:, 0]
 
 
 def _finish(labels: Labels, given: Tensor) -> Labels:
-    return Labels(given.to(labels.given.device), labels.given if labels.clean is None else labels.clean, labels.classes)
+    return Labels(
+        given.to(labels.given.device),
+        labels.given if labels.clean is None else labels.clean,
+        labels.classes,
+    )
 
 
 def _choose(seed: int, purpose: str, examples: Tensor, rate: float) -> Tensor:
     """Exactly round(rate · n) of the n `examples`, in random order; those of a lower rate come first."""
-    return examples[seeds.shuffle(seed, purpose, 0, examples)[: round(rate * len(examples))]]
+    return examples[rng.shuffle(seed, purpose, 0, examples)[: round(rate * len(examples))]]
 
 
 def _by_class(given: Tensor, examples: Tensor) -> list[tuple[int, Tensor]]:
@@ -349,17 +395,25 @@ def _targets(mapping: str | Pairs, classes: tuple[str, ...]) -> dict[int, int]:
     paths: dict[str | Pairs, Sequence[Sequence[int | str]]] = {
         "cifar10": _CIFAR10,
         "cifar100-next": [[*range(start, start + 5), start] for start in range(0, 100, 5)],
-        "cifar100-superclass": [[*names, names[0]] for names in map(str.split, _CIFAR100_SUPERCLASSES.split(","))],
+        "cifar100-superclass": [
+            [*names, names[0]] for names in map(str.split, _CIFAR100_SUPERCLASSES.split(","))
+        ],
         "next": [[*range(len(classes)), 0]],
     }
-    numbers: dict[int | str, int] = {key: number for number, name in enumerate(classes) for key in (name, number)}
+    numbers: dict[int | str, int] = {
+        key: number for number, name in enumerate(classes) for key in (name, number)
+    }
     targets: dict[int, int] = {}
     for pair in chain.from_iterable(pairwise(path) for path in paths.get(mapping, mapping)):
         if unknown := [name for name in pair if name not in numbers]:
-            raise ValueError(f"the mapping names the class {unknown[0]!r}, which is none of {', '.join(classes)}")
+            raise ValueError(
+                f"the mapping names the class {unknown[0]!r}, which is none of {', '.join(classes)}"
+            )
         source, target = numbers[pair[0]], numbers[pair[1]]
         if source == target or source in targets:
-            raise ValueError(f"the mapping holds {pair!r}; it must map a class once, and to another class")
+            raise ValueError(
+                f"the mapping holds {pair!r}; it must map a class once, and to another class"
+            )
         targets[source] = target
     return targets
 
@@ -367,8 +421,12 @@ def _targets(mapping: str | Pairs, classes: tuple[str, ...]) -> dict[int, int]:
 def _draw(seed: int, purpose: str, examples: Tensor, chances: Tensor) -> Tensor:
     """(n,) class numbers for `examples` (n,), drawn from `chances` (n, C) or (1, C)."""
     bounds = chances.cumsum(dim=1)
-    bounds = (bounds / bounds[:, -1:]).expand(len(examples), -1).contiguous()  # the last is 1, which no uniform reaches
-    return torch.searchsorted(bounds, seeds.uniform(seed, purpose, 0, examples)[:, None].double(), right=True)[:, 0]
+    bounds = (
+        (bounds / bounds[:, -1:]).expand(len(examples), -1).contiguous()
+    )  # the last is 1, which no uniform reaches
+    return torch.searchsorted(
+        bounds, rng.uniform(seed, purpose, 0, examples)[:, None].double(), right=True
+    )[:, 0]
 
 
 def _project(inputs: Tensor, members: Tensor, seed: int, purpose: str, num_classes: int) -> Tensor:
@@ -376,12 +434,20 @@ def _project(inputs: Tensor, members: Tensor, seed: int, purpose: str, num_class
     rows = inputs.reshape(len(inputs), -1)  # (N, D)
     scores = torch.zeros(len(members), num_classes, dtype=torch.float64)
     for columns in torch.split(torch.arange(rows.shape[1]), _COLUMNS):
-        normals = torch.special.ndtri(seeds.uniform(seed, purpose, 0, columns, num_classes).double() + _HALF_CELL)
-        for part, places in zip(torch.split(scores, _ROWS), torch.split(members, _ROWS), strict=True):
+        normals = torch.special.ndtri(
+            rng.uniform(seed, purpose, 0, columns, num_classes).double() + _HALF_CELL
+        )
+        for part, places in zip(
+            torch.split(scores, _ROWS), torch.split(members, _ROWS), strict=True
+        ):
             piece = rows[:, columns[0] : columns[-1] + 1][places.to(rows.device)].cpu()
-            part += (piece.double() / 255 if piece.dtype == torch.uint8 else piece.double()) @ normals
+            part += (
+                piece.double() / 255 if piece.dtype == torch.uint8 else piece.double()
+            ) @ normals
     if len(wrong := members[~scores.isfinite().all(dim=1)]):
-        raise ValueError(f"the input of example {wrong[0].item()} is not finite; mend it or leave it out")
+        raise ValueError(
+            f"the input of example {wrong[0].item()} is not finite; mend it or leave it out"
+        )
     return scores
 
 

@@ -16,10 +16,12 @@ from torch.nn import BatchNorm2d, Module, Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from nearsay.core import Labels
+from nearsay.batch import Labels
 
 _STATISTICS = ("running_mean", "running_var")  # of BatchNorm
-Progress = TypeVar("Progress", float, Tensor)  # epochs since the start: a number, or a tensor of any shape
+Progress = TypeVar(
+    "Progress", float, Tensor
+)  # epochs since the start: a number, or a tensor of any shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +37,16 @@ class SGD:
     def __post_init__(self) -> None:
         _check(lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum)
         if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov=True with momentum=0 means nothing; raise momentum or leave nesterov out")
+            raise ValueError(
+                "nesterov=True with momentum=0 means nothing; raise momentum or leave nesterov out"
+            )
 
     def build(self, parameters: Iterable[Parameter]) -> Optimizer:
         """The optimizer of those parameters that want a gradient, its state allocated and its rate a tensor."""
         groups, rate = _groups(parameters, self)
-        optimizer = torch.optim.SGD(groups, lr=rate, momentum=self.momentum, nesterov=self.nesterov, fused=True)
+        optimizer = torch.optim.SGD(
+            groups, lr=rate, momentum=self.momentum, nesterov=self.nesterov, fused=True
+        )
         for parameter in _parameters(optimizer) if self.momentum else ():
             # A first step from zeros is torch's first step; left to torch, a refused first step leaves rubbish here.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -57,15 +63,24 @@ class AdamW:
     decay_all: bool = True
 
     def __post_init__(self) -> None:
-        _check(lr=self.lr, weight_decay=self.weight_decay, first_beta=self.betas[0], second_beta=self.betas[1])
+        _check(
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            first_beta=self.betas[0],
+            second_beta=self.betas[1],
+        )
 
     def build(self, parameters: Iterable[Parameter]) -> Optimizer:
         """The optimizer of those parameters that want a gradient, its state allocated and its rate a tensor."""
         groups, rate = _groups(parameters, self)
-        optimizer = torch.optim.AdamW(groups, lr=rate, betas=self.betas, fused=True, capturable=rate.is_cuda)
+        optimizer = torch.optim.AdamW(
+            groups, lr=rate, betas=self.betas, fused=True, capturable=rate.is_cuda
+        )
         for parameter in _parameters(optimizer):
             zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter].update(step=torch.zeros((), device=parameter.device), **zeros)
+            optimizer.state[parameter].update(
+                step=torch.zeros((), device=parameter.device), **zeros
+            )
         return optimizer
 
 
@@ -96,7 +111,9 @@ class Cosine:
     def factor(self, epoch: Progress, num_epochs: float) -> Progress:
         """From 0 to 1 during the warm-up, then down to `final`, where it stays."""
         if not self.warmup < num_epochs:
-            raise ValueError(f"schedule.warmup={self.warmup} must end before the {num_epochs} epochs do; shorten it")
+            raise ValueError(
+                f"schedule.warmup={self.warmup} must end before the {num_epochs} epochs do; shorten it"
+            )
         now = _tensor(epoch)
         done = ((now - self.warmup) / (num_epochs - self.warmup)).clamp(0, 1)
         return _like(epoch, _warm(now, self.warmup) * _descent(done, self.final))
@@ -134,14 +151,22 @@ class CosineRestarts:
 
     def __post_init__(self) -> None:
         if not (0 < self.period < math.inf and 1 <= self.multiplier < math.inf):
-            raise ValueError(f"period={self.period} must be positive and multiplier={self.multiplier} at least 1")
+            raise ValueError(
+                f"period={self.period} must be positive and multiplier={self.multiplier} at least 1"
+            )
         _check(minimum=self.minimum)
 
     def factor(self, epoch: Progress, num_epochs: float) -> Progress:
         """From 1 down to `minimum` in each period; 1 exactly where the next begins."""
         now = _tensor(epoch)
-        done, start, length = now.remainder(self.period) / self.period, self.period, self.period * self.multiplier
-        while self.multiplier > 1 and start <= num_epochs:  # a few times only, as lengths grow geometrically
+        done, start, length = (
+            now.remainder(self.period) / self.period,
+            self.period,
+            self.period * self.multiplier,
+        )
+        while (
+            self.multiplier > 1 and start <= num_epochs
+        ):  # a few times only, as lengths grow geometrically
             done = torch.where(now >= start, (now - start) / length, done)
             start, length = start + length, length * self.multiplier
         return _like(epoch, _descent(done, self.minimum))
@@ -165,18 +190,26 @@ def set_rate_(optimizer: Optimizer, rate: Tensor | float) -> None:
 def optimizer_state(optimizer: Optimizer) -> dict[str, Tensor]:
     """All that an optimizer remembers, by name; to restore it, copy into these tensors, which a graph may hold."""
     members = enumerate(_parameters(optimizer))
-    return {f"{number}.{name}": held for number, each in members for name, held in optimizer.state[each].items()}
+    return {
+        f"{number}.{name}": held
+        for number, each in members
+        for name, held in optimizer.state[each].items()
+    }
 
 
 def grad_norm(parameters: Iterable[Parameter]) -> Tensor:
     """The 0-d length of all gradients together; not finite if any of them is not, or if it overflows."""
-    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return get_total_norm(
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+    )
 
 
 def clip_gradients_(parameters: Iterable[Parameter], max_norm: float) -> Tensor:
     """Shrink all gradients together to length `max_norm` if they are longer; gives their length before, 0-d."""
     if not max_norm > 0:
-        raise ValueError(f"max_norm={max_norm} must be positive; for no clipping use grad_norm instead")
+        raise ValueError(
+            f"max_norm={max_norm} must be positive; for no clipping use grad_norm instead"
+        )
     parameters = list(parameters)
     clip_grads_with_norm_(parameters, max_norm, norm := grad_norm(parameters))
     return norm
@@ -185,7 +218,9 @@ def clip_gradients_(parameters: Iterable[Parameter], max_norm: float) -> Tensor:
 def step_if_(optimizer: Optimizer, is_finite: Tensor) -> None:
     """One step of a fused optimizer where the 0-d bool is true; else parameters and state keep every bit."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        raise ValueError(f"{type(optimizer).__name__} cannot skip a step on the device; build it with fused=True")
+        raise ValueError(
+            f"{type(optimizer).__name__} cannot skip a step on the device; build it with fused=True"
+        )
     optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]  # as torch.amp.GradScaler tells it
     optimizer.step()
     del optimizer.found_inf  # type: ignore[attr-defined]
@@ -196,9 +231,13 @@ def snapshot(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copies for `keep_old_`, in a few kernels however many there are."""
     tensors = list(tensors)
     copies = [torch.empty_like(tensor) for tensor in tensors]
-    for dtype in {tensor.dtype for tensor in tensors}:  # a list of several kinds would be copied one by one
+    for dtype in {
+        tensor.dtype for tensor in tensors
+    }:  # a list of several kinds would be copied one by one
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        torch._foreach_copy_([copies[place] for place in places], [tensors[place] for place in places])
+        torch._foreach_copy_(
+            [copies[place] for place in places], [tensors[place] for place in places]
+        )
     return copies
 
 
@@ -212,7 +251,9 @@ def keep_old_(tensors: Iterable[Tensor], old: Iterable[Tensor], is_finite: Tenso
         # Bits as whole numbers, which wrap around: old + 1 · (new − old) and old + 0 · (new − old) are exact, even
         # where new is NaN, and take a few kernels for all tensors, while torch.where would take one for each.
         whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-        new_bits, old_bits = ([each.view(whole) for each in side] for side in zip(*pairs, strict=True))
+        new_bits, old_bits = (
+            [each.view(whole) for each in side] for side in zip(*pairs, strict=True)
+        )
         changes = torch._foreach_sub(new_bits, old_bits)
         torch._foreach_mul_(changes, is_finite.to(whole))
         torch._foreach_add_(changes, old_bits)
@@ -242,13 +283,19 @@ def update_average_(average: Module, module: Module, decay: Tensor | float) -> N
     Running statistics of BatchNorm are averaged like parameters, so that they lag as the weights do; they still are
     not those of the averaged weights: `recalibrate_` before judging. All other buffers are copied.
     """
-    old, new = (dict([*each.named_parameters(), *each.named_buffers()]) for each in (average, module))
+    old, new = (
+        dict([*each.named_parameters(), *each.named_buffers()]) for each in (average, module)
+    )
     if old.keys() != new.keys():
-        raise ValueError(f"{min(old.keys() ^ new.keys())} is in one network only; average a copy of the network")
+        raise ValueError(
+            f"{min(old.keys() ^ new.keys())} is in one network only; average a copy of the network"
+        )
     copied = {name for name, _ in average.named_buffers() if not name.endswith(_STATISTICS)}
     averages = [tensor for name, tensor in old.items() if name not in copied]
     changes = torch._foreach_sub([new[name] for name in old if name not in copied], averages)
-    torch._foreach_mul_(changes, 1 - decay)  # three calls, as the one of lerp would read a tensor on the host
+    torch._foreach_mul_(
+        changes, 1 - decay
+    )  # three calls, as the one of lerp would read a tensor on the host
     torch._foreach_add_(averages, changes)
     for name in copied:
         old[name].copy_(new[name])
@@ -260,8 +307,14 @@ def recalibrate_(module: Module, batches: Iterable[Tensor]) -> None:
 
     Averaged weights need it. Give batches of equal size, augmented as in training.
     """
-    trial = averaged_copy(module)  # so that nothing else changes, and nothing at all if a batch fails
-    norms = [cast(BatchNorm2d, each) for each in trial.modules() if getattr(each, "running_mean", None) is not None]
+    trial = averaged_copy(
+        module
+    )  # so that nothing else changes, and nothing at all if a batch fails
+    norms = [
+        cast(BatchNorm2d, each)
+        for each in trial.modules()
+        if getattr(each, "running_mean", None) is not None
+    ]
     num_batches = 0
     for num_batches, batch in enumerate(batches, start=1):
         for norm in norms:
@@ -283,7 +336,9 @@ def class_weights(labels: Labels) -> Tensor:
 
     With n labeled examples of P classes, n / (P · n_c) for a class of n_c examples, and 0 for one of none.
     """
-    counts = torch.bincount(labels.given[labels.given >= 0], minlength=len(labels.classes)).double()  # (C,)
+    counts = torch.bincount(
+        labels.given[labels.given >= 0], minlength=len(labels.classes)
+    ).double()  # (C,)
     return torch.where(counts > 0, counts.sum() / (counts.count_nonzero() * counts), 0.0).float()
 
 
@@ -312,17 +367,23 @@ def _parameters(optimizer: Optimizer) -> Iterator[Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _groups(parameters: Iterable[Parameter], choices: SGD | AdamW) -> tuple[list[dict[str, object]], Tensor]:
+def _groups(
+    parameters: Iterable[Parameter], choices: SGD | AdamW
+) -> tuple[list[dict[str, object]], Tensor]:
     """Parameter groups as torch wants them (biases and norms have one axis), and the rate tensor that they share."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     devices = {str(parameter.device) for parameter in wanted}
     if len(devices) != 1:
-        raise ValueError(f"{len(wanted)} parameters to train lie on {devices or 'no device'}; give some, all on one")
+        raise ValueError(
+            f"{len(wanted)} parameters to train lie on {devices or 'no device'}; give some, all on one"
+        )
     decayed = [parameter for parameter in wanted if choices.decay_all or parameter.ndim > 1]
     spared = [parameter for parameter in wanted if not (choices.decay_all or parameter.ndim > 1)]
     rate = torch.tensor(choices.lr, dtype=torch.float32, device=wanted[0].device)
     groups = ((decayed, choices.weight_decay), (spared, 0.0))
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members], rate
+    return [
+        {"params": members, "weight_decay": decay} for members, decay in groups if members
+    ], rate
 
 
 def _check(**values: float) -> None:
@@ -330,4 +391,6 @@ def _check(**values: float) -> None:
         most = 1.0 if name in ("final", "gamma", "minimum") else math.inf
         below = 1.0 if name in ("momentum", "first_beta", "second_beta") else math.inf
         if not (0 <= value <= most and value < below):
-            raise ValueError(f"{name} is {value}; it must lie in [0, {'1]' if most == 1 else f'{below:g})'}")
+            raise ValueError(
+                f"{name} is {value}; it must lie in [0, {'1]' if most == 1 else f'{below:g})'}"
+            )

@@ -39,7 +39,10 @@ def _run(num_processes: int) -> list[dict[str, dict[str, Tensor]]] | str:
             _stop(processes)
         # A rank counts by what it left, not by how it ended: gloo sometimes aborts after all is done.
         if all((folder / f"{rank}.pt").exists() for rank in range(num_processes)):
-            return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(num_processes)]
+            return [
+                torch.load(folder / f"{rank}.pt", weights_only=True)
+                for rank in range(num_processes)
+            ]
         errors = [path.read_text() for path in sorted(folder.glob("*.error"))]
         output = [path.read_text()[-2000:] for path in sorted(folder.glob("*.output"))]
         return "\n".join([f"the group of {num_processes} did not finish:", *(errors or output)])
@@ -48,7 +51,16 @@ def _run(num_processes: int) -> list[dict[str, dict[str, Tensor]]] | str:
 def _start(folder: Path, rank: int, num_processes: int) -> subprocess.Popen:
     with (folder / f"{rank}.output").open("w") as output:
         return subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "distributed.worker", str(folder), str(rank), str(num_processes)],
+            [
+                sys.executable,
+                "-W",
+                "error",
+                "-m",
+                "distributed.worker",
+                str(folder),
+                str(rank),
+                str(num_processes),
+            ],
             cwd=TESTS,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=output,
@@ -60,7 +72,9 @@ def _wait(folder: Path, processes: list[subprocess.Popen]) -> None:
     """Until all have left their results, one has failed, or patience ends."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        ended = [process.poll() is not None for process in processes]  # asked first: a result comes before the end
+        ended = [
+            process.poll() is not None for process in processes
+        ]  # asked first: a result comes before the end
         done = [(folder / f"{rank}.pt").exists() for rank in range(len(processes))]
         if all(done) or any(e and not d for e, d in zip(ended, done, strict=True)):
             return

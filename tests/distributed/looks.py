@@ -7,13 +7,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from nearsay import dist
-from nearsay.core import Files, Outputs
+from nearsay import distributed
+from nearsay.batch import Files, Outputs
 from nearsay.models import MLP
-from nearsay.predict import Pass, Predicted
+from nearsay.training.predict import Pass, Predicted
 
 CPU = torch.device("cpu")
-NUM_ROWS = (2500, 1025, 900)  # three batches, two and one: for some groups there are fewer than processes
+NUM_ROWS = (
+    2500,
+    1025,
+    900,
+)  # three batches, two and one: for some groups there are fewer than processes
 NUM_FILES, BAD = 7, (0, 6)  # files are large, so that each is a batch
 
 
@@ -46,17 +50,21 @@ def look_all(folder: Path, rank: int) -> dict[str, Tensor]:
         network.inner.body[1].running_mean += rank
         rows = torch.randn(num_rows, 4, generator=draw)
         found, num, alone = _look(network, rows)
-        dist.broadcast_(alone.predictions)
+        distributed.broadcast_(alone.predictions)
         seen[f"{num_rows} rows"] = torch.tensor([_is_same(found, alone), num])
         seen["mean"] = network.inner.body[1].running_mean
     root = folder / "images"
     if rank == 0:
         root.mkdir()
         for number in set(range(NUM_FILES)) - set(BAD):
-            Image.fromarray(np.full((9, 9, 3), 10 * number, dtype=np.uint8)).save(root / f"{number}.png")
-    dist.share("all files are there", CPU)
+            Image.fromarray(np.full((9, 9, 3), 10 * number, dtype=np.uint8)).save(
+                root / f"{number}.png"
+            )
+    distributed.share("all files are there", CPU)
     for name, numbers in (("files", range(NUM_FILES)), ("bad files", BAD * 2)):
-        found, num, alone = _look(Counting(Colors()), Files(root, tuple(f"{number}.png" for number in numbers)))
+        found, num, alone = _look(
+            Counting(Colors()), Files(root, tuple(f"{number}.png" for number in numbers))
+        )
         seen[name] = torch.tensor([_is_same(found, alone), num])
         seen[f"unreadable of {name}"] = torch.tensor(list(found.unreadable))
     return seen
@@ -69,5 +77,7 @@ def _look(network: Counting, inputs: Tensor | Files) -> tuple[Predicted, int, Pr
 
 
 def _is_same(found: Predicted, alone: Predicted) -> bool:
-    is_same = [one.equal(other) for one, other in zip(found.predictions, alone.predictions, strict=True)]
+    is_same = [
+        one.equal(other) for one, other in zip(found.predictions, alone.predictions, strict=True)
+    ]
     return all(is_same) and list(found.unreadable.items()) == list(alone.unreadable.items())

@@ -57,7 +57,9 @@ def make_norm(name: str) -> BatchNorm:
 def make_inputs(name: str, number: int) -> Tensor:
     shape, dtype, offset, shares, _ = CASES[name]
     scale = torch.arange(1, C + 1).view(C, *(1,) * (len(shape) - 1))
-    drift = torch.arange(sum(shares or (ROWS,))).view(-1, *(1,) * len(shape)) / 4  # so that shards differ in mean
+    drift = (
+        torch.arange(sum(shares or (ROWS,))).view(-1, *(1,) * len(shape)) / 4
+    )  # so that shards differ in mean
     inputs = random(len(drift), *shape, seed=10 + number) * scale + drift + offset
     return inputs.to(dtype)
 
@@ -82,7 +84,9 @@ def run_norm(name: str, rank: int, num_ranks: int) -> dict[str, Tensor]:
     return seen
 
 
-def run_network(name: str, rank: int, num_ranks: int, *, wrapped: bool = False) -> dict[str, Tensor]:
+def run_network(
+    name: str, rank: int, num_ranks: int, *, wrapped: bool = False
+) -> dict[str, Tensor]:
     """Two steps of training; under several processes gradients are averaged, by hand or by torch's wrapper."""
     network = NETWORKS[name].build(4, num_inputs=3).double()
     model = nn.parallel.DistributedDataParallel(network) if wrapped else network
@@ -93,7 +97,9 @@ def run_network(name: str, rank: int, num_ranks: int, *, wrapped: bool = False) 
         prices = random(ROWS, 4, seed=40 + number)[rows]
         network.zero_grad()
         (outputs.logits * prices).sum(dim=1).mean().backward()
-        gradient = nn.utils.parameters_to_vector([parameter.grad for parameter in network.parameters()])
+        gradient = nn.utils.parameters_to_vector(
+            [parameter.grad for parameter in network.parameters()]
+        )
         if num_ranks > 1 and not wrapped:
             torch.distributed.all_reduce(gradient)
             gradient /= num_ranks
@@ -125,7 +131,9 @@ def main(folder: Path, rank: int, num_ranks: int) -> None:
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(folder / "store"), num_ranks)
     timeout = timedelta(seconds=30)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout
+    )
     try:
         results = run_all(rank, num_ranks)
     except Exception:

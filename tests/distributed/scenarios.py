@@ -7,8 +7,8 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from nearsay.core import PADDING, Batch, Mix, Objective, Outputs, pad
-from nearsay.objectives import ELR, GJS, NCR, Bank, Bootstrap, CrossEntropy, Nearsay
+from nearsay.batch import PADDING, Batch, Mix, Objective, Outputs, pad
+from nearsay.losses import ELR, GJS, NCR, Bank, Bootstrap, CrossEntropy, Nearsay
 
 NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES, NUM_INPUTS = 20, 4, 8, 5
 LEARNING_RATE = 0.3
@@ -36,7 +36,9 @@ def _bank(kind):
 
 
 def _nearsay(**choices):
-    return Scenario(objective=Nearsay(k=6, start_epoch=1, sure=0.4), views=2, teacher=True, **choices)
+    return Scenario(
+        objective=Nearsay(k=6, start_epoch=1, sure=0.4), views=2, teacher=True, **choices
+    )
 
 
 SCENARIOS = {
@@ -64,17 +66,31 @@ SCENARIOS = {
     "NCR on GJS, two views": Scenario(objective=NCR(k=3, alpha=0.6, base=GJS()), views=2),
     "NCR from epoch 1 on": Scenario(objective=NCR(k=3, alpha=0.6, start_epoch=1, base=ELR())),
     "NCR, queue": Scenario(
-        objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), rows=(12, 12, 12, 12), epochs=(0, 1, 2, 3)
+        objective=NCR(k=6, alpha=0.6, bank=_bank("queue")),
+        rows=(12, 12, 12, 12),
+        epochs=(0, 1, 2, 3),
     ),
     "NCR, queue, two views": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), views=2),
-    "NCR, queue, uneven": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), rows=(13, 13, 13)),
-    "NCR, queue, duplicates": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), duplicates=True),
-    "NCR, queue, from epoch 1 on": Scenario(objective=NCR(k=6, alpha=0.6, start_epoch=1, bank=_bank("queue"))),
+    "NCR, queue, uneven": Scenario(
+        objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), rows=(13, 13, 13)
+    ),
+    "NCR, queue, duplicates": Scenario(
+        objective=NCR(k=6, alpha=0.6, bank=_bank("queue")), duplicates=True
+    ),
+    "NCR, queue, from epoch 1 on": Scenario(
+        objective=NCR(k=6, alpha=0.6, start_epoch=1, bank=_bank("queue"))
+    ),
     "NCR, examples": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("examples"))),
-    "NCR, examples, uneven": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("examples")), rows=(13, 13, 13)),
-    "NCR, examples, duplicates": Scenario(objective=NCR(k=6, alpha=0.6, bank=_bank("examples")), duplicates=True),
+    "NCR, examples, uneven": Scenario(
+        objective=NCR(k=6, alpha=0.6, bank=_bank("examples")), rows=(13, 13, 13)
+    ),
+    "NCR, examples, duplicates": Scenario(
+        objective=NCR(k=6, alpha=0.6, bank=_bank("examples")), duplicates=True
+    ),
     "NCR, mixed": Scenario(objective=NCR(k=3, alpha=0.6), mixed=True),
-    "NCR, mixed, partners masked": Scenario(objective=NCR(k=3, alpha=0.6, mask_partners=True), mixed=True),
+    "NCR, mixed, partners masked": Scenario(
+        objective=NCR(k=3, alpha=0.6, mask_partners=True), mixed=True
+    ),
     "NCR, mixed, partners masked, queue, uneven": Scenario(
         objective=NCR(k=6, alpha=0.6, mask_partners=True, base=ELR(), bank=_bank("queue")),
         mixed=True,
@@ -82,16 +98,26 @@ SCENARIOS = {
     ),
     "NCR, uneven": Scenario(objective=NCR(k=3, alpha=0.6), rows=(12, 13, 13)),
     "NCR, all neighbors, uneven": Scenario(objective=NCR(k=None, alpha=0.6), rows=(12, 13, 13)),
-    "NCR on GJS, two views, uneven": Scenario(objective=NCR(k=3, alpha=0.6, base=GJS()), views=2, rows=(13, 13, 13)),
+    "NCR on GJS, two views, uneven": Scenario(
+        objective=NCR(k=3, alpha=0.6, base=GJS()), views=2, rows=(13, 13, 13)
+    ),
     "NCR, duplicates": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), duplicates=True),
-    "NCR, rejecting, uneven": Scenario(objective=NCR(k=3, alpha=0.6, reject=0.5), rows=(12, 13, 13)),
-    "NCR, a rank without labels": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), labels="first half"),
+    "NCR, rejecting, uneven": Scenario(
+        objective=NCR(k=3, alpha=0.6, reject=0.5), rows=(12, 13, 13)
+    ),
+    "NCR, a rank without labels": Scenario(
+        objective=NCR(k=3, alpha=0.6, base=ELR()), labels="first half"
+    ),
     "NCR, no labels at all": Scenario(objective=NCR(k=3, alpha=0.6, base=ELR()), labels="none"),
     "NCR, first rank idle": Scenario(
-        objective=NCR(k=3, alpha=0.6, base=ELR(), bank=_bank("queue")), rows=(12, 11, 10), idle="first"
+        objective=NCR(k=3, alpha=0.6, base=ELR(), bank=_bank("queue")),
+        rows=(12, 11, 10),
+        idle="first",
     ),
     "NCR, last rank idle": Scenario(
-        objective=NCR(k=3, alpha=0.6, base=ELR(), bank=_bank("examples")), rows=(12, 11, 10), idle="last"
+        objective=NCR(k=3, alpha=0.6, base=ELR(), bank=_bank("examples")),
+        rows=(12, 11, 10),
+        idle="last",
     ),
     "nearsay": _nearsay(),
     "nearsay, mixed": _nearsay(mixed=True),
@@ -140,7 +166,9 @@ def make_step(scenario: Scenario, number: int) -> Step:
     inputs = random(num_rows, scenario.views, NUM_INPUTS)
     indices = torch.randperm(NUM_EXAMPLES, generator=generator)[:num_rows]
     if scenario.duplicates:
-        indices[[3, 6, 11]] = indices[[2, 1, 0]]  # within a rank, and on two ranks of two or of three
+        indices[[3, 6, 11]] = indices[
+            [2, 1, 0]
+        ]  # within a rank, and on two ranks of two or of three
     targets = (2 * random(num_rows, NUM_CLASSES)).softmax(dim=1)
     targets[::4] = torch.eye(NUM_CLASSES, dtype=torch.float64)[indices[::4] % NUM_CLASSES]
     targets[1] *= 0.5  # a label of little weight, so that ranks weigh differently
@@ -157,8 +185,12 @@ def make_step(scenario: Scenario, number: int) -> Step:
         mix = Mix(partners, indices[partners], weight.to(scenario.dtype))
     teacher = None
     if scenario.teacher:
-        teacher = Outputs(*(random(num_rows, size).to(scenario.dtype) for size in (NUM_FEATURES, NUM_CLASSES)))
-    return Step(inputs.to(scenario.dtype), targets.to(scenario.dtype), indices, mix, plain_targets, teacher)
+        teacher = Outputs(
+            *(random(num_rows, size).to(scenario.dtype) for size in (NUM_FEATURES, NUM_CLASSES))
+        )
+    return Step(
+        inputs.to(scenario.dtype), targets.to(scenario.dtype), indices, mix, plain_targets, teacher
+    )
 
 
 def sizes(scenario: Scenario, num_rows: int, num_ranks: int) -> list[int]:
@@ -175,7 +207,10 @@ def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Ba
     step = make_step(scenario, number)
     shares = sizes(scenario, len(step.indices), num_ranks)
     rows = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
-    one = pad(Batch(inputs=step.inputs[rows], targets=step.targets[rows], indices=step.indices[rows]), max(shares))
+    one = pad(
+        Batch(inputs=step.inputs[rows], targets=step.targets[rows], indices=step.indices[rows]),
+        max(shares),
+    )
 
     def padded(values, filling):
         missing = max(shares) - shares[rank]
@@ -187,7 +222,11 @@ def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Ba
     mix = plain_targets = teacher = None
     if step.mix is not None:
         # Under several processes a loss may only ask who a partner is: where it stands is another rank's row.
-        mix = Mix(viewed(step.mix.partners, 0), viewed(step.mix.partner_indices, PADDING), viewed(step.mix.weight, 1))
+        mix = Mix(
+            viewed(step.mix.partners, 0),
+            viewed(step.mix.partner_indices, PADDING),
+            viewed(step.mix.weight, 1),
+        )
         plain_targets = viewed(step.plain_targets, 0)
     if step.teacher is not None:
         teacher = Outputs(*(viewed(part, torch.nan) for part in step.teacher))
@@ -206,7 +245,10 @@ def train(scenario: Scenario, rank: int = 0, num_ranks: int = 1) -> dict[str, Te
     """Everything that several processes must share with one, step by step, by a name with its kind in front."""
     network = Network().to(scenario.dtype)
     memory = scenario.objective.memory(NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES)
-    memory = {name: value.to(scenario.dtype) if value.is_floating_point() else value for name, value in memory.items()}
+    memory = {
+        name: value.to(scenario.dtype) if value.is_floating_point() else value
+        for name, value in memory.items()
+    }
     is_distributed = num_ranks > 1 and torch.distributed.is_initialized()
     is_wrapped = scenario.wrapped and is_distributed
     model = nn.parallel.DistributedDataParallel(network) if is_wrapped else network
@@ -216,14 +258,18 @@ def train(scenario: Scenario, rank: int = 0, num_ranks: int = 1) -> dict[str, Te
         # What a network says of padding must not matter: usual numbers, whose gradient would show, or NaN.
         outputs = Outputs(*model(batch.inputs))
         if number % 2 == 0:
-            outputs = Outputs(*(value.where(batch.is_real[:, None], torch.nan) for value in outputs))
+            outputs = Outputs(
+                *(value.where(batch.is_real[:, None], torch.nan) for value in outputs)
+            )
         stage = scenario.objective.stage(epoch, memory)
         loss = scenario.objective(outputs, batch, torch.tensor(float(epoch)), memory, stage)
         network.zero_grad()
         loss.total.backward()
         seen[f"loss {number} total"] = loss.total.detach()
         seen |= {f"loss {number} {name}": term for name, term in loss.terms.items()}
-        gradient = nn.utils.parameters_to_vector([parameter.grad for parameter in network.parameters()])
+        gradient = nn.utils.parameters_to_vector(
+            [parameter.grad for parameter in network.parameters()]
+        )
         if is_distributed and not is_wrapped:
             torch.distributed.all_reduce(gradient)
             gradient /= num_ranks

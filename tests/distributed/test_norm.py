@@ -12,7 +12,16 @@ import torch
 from torch.testing import assert_close
 
 from distributed import group
-from distributed.norm_worker import CASES, NETWORKS, make_inputs, make_norm, random, rows_of, run_network, run_norm
+from distributed.norm_worker import (
+    CASES,
+    NETWORKS,
+    make_inputs,
+    make_norm,
+    random,
+    rows_of,
+    run_network,
+    run_norm,
+)
 
 NUM_PROCESSES = 2
 GLOBAL = [name for name, case in CASES.items() if case[4].get("statistics") != "process"]
@@ -40,11 +49,22 @@ def _run():
         if all(file.exists() for file in files):
             return [torch.load(file, weights_only=True) for file in files]
         said = sorted(folder.glob("*.error")) or sorted(folder.glob("*.output"))
-        return "\n".join(["the group did not finish:", *(file.read_text()[-3000:] for file in said)])
+        return "\n".join(
+            ["the group did not finish:", *(file.read_text()[-3000:] for file in said)]
+        )
 
 
 def _start(folder, rank):
-    command = [sys.executable, "-W", "error", "-m", "distributed.norm_worker", folder, rank, NUM_PROCESSES]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "distributed.norm_worker",
+        folder,
+        rank,
+        NUM_PROCESSES,
+    ]
     with (folder / f"{rank}.output").open("w") as output:
         return subprocess.Popen(
             [*map(str, command)],
@@ -62,7 +82,10 @@ def alone(name):
 
 def tolerance(name):
     """Where 16 bits, or large means in 32, cost one process digits as well; the default elsewhere."""
-    return {"bfloat16": {"rtol": 2e-2, "atol": 2e-2}, "float32, large mean": {"rtol": 1e-3, "atol": 1e-3}}.get(name, {})
+    return {
+        "bfloat16": {"rtol": 2e-2, "atol": 2e-2},
+        "float32, large mean": {"rtol": 1e-3, "atol": 1e-3},
+    }.get(name, {})
 
 
 @every_case
@@ -93,10 +116,14 @@ def test_running_averages_are_those_of_one_process_and_the_same_everywhere(name)
         assert_close(first[key], alone(name)[key], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in GLOBAL if name != "one row each"])  # which alone has no variance
+@pytest.mark.parametrize(
+    "name", [name for name in GLOBAL if name != "one row each"]
+)  # which alone has no variance
 def test_shards_on_their_own_would_be_normalized_otherwise(name):
     """What makes the comparisons above mean something."""
-    own = torch.cat([run_norm(name, rank, NUM_PROCESSES)["outputs 0"] for rank in range(NUM_PROCESSES)])
+    own = torch.cat(
+        [run_norm(name, rank, NUM_PROCESSES)["outputs 0"] for rank in range(NUM_PROCESSES)]
+    )
     assert (own - alone(name)["outputs 0"]).abs().max() > 0.1
 
 
@@ -121,7 +148,10 @@ def test_large_means_cost_no_more_digits_than_torch_loses_itself():
 def test_prices_differ_between_processes():
     """Otherwise a sum left out of the backward pass could hide."""
     prices = random(*make_inputs("images", 0).shape, seed=20)
-    halves = [prices[rows_of("images", rank, NUM_PROCESSES)].sum(dim=(0, 2, 3)) for rank in range(NUM_PROCESSES)]
+    halves = [
+        prices[rows_of("images", rank, NUM_PROCESSES)].sum(dim=(0, 2, 3))
+        for rank in range(NUM_PROCESSES)
+    ]
     assert (halves[0] - halves[1]).abs().min() > 1
 
 

@@ -10,7 +10,9 @@ from distributed.group import in_groups, results
 from distributed.scenarios import SCENARIOS, Network, make_batch, sizes, train
 
 every_scenario = pytest.mark.parametrize("name", SCENARIOS)
-remembering = pytest.mark.parametrize("name", [n for n, s in SCENARIOS.items() if s.objective.memory(1, 1, 1)])
+remembering = pytest.mark.parametrize(
+    "name", [n for n, s in SCENARIOS.items() if s.objective.memory(1, 1, 1)]
+)
 with_neighbors = pytest.mark.parametrize("name", [n for n in SCENARIOS if n.startswith("NCR")])
 
 
@@ -81,11 +83,16 @@ def test_every_scenario_has_gradients_worth_comparing(name):
 @pytest.mark.parametrize("name", [n for n in SCENARIOS if "duplicates" in n])
 def test_example_on_several_ranks_is_remembered_once_by_its_first_row(name, num_processes):
     objective, batch = SCENARIOS[name].objective, make_batch(SCENARIOS[name], 0, 0, 1)
-    first = [batch.indices.tolist().index(who) for who in batch.indices.unique().tolist()]  # in order of example
+    first = [
+        batch.indices.tolist().index(who) for who in batch.indices.unique().tolist()
+    ]  # in order of example
     features, logits = (value.detach()[first] for value in Network().double()(batch.inputs))
     memory = select(results(num_processes, name)[0], "memory 0")
     if batch.teacher is not None:
-        for part, rows in (("features", batch.teacher.features), ("beliefs", batch.teacher.logits.softmax(dim=1))):
+        for part, rows in (
+            ("features", batch.teacher.features),
+            ("beliefs", batch.teacher.logits.softmax(dim=1)),
+        ):
             assert_close(memory[f"memory 0 {part}"][batch.indices.unique()], rows[first])
     elif "memory 0 bank.indices" in memory:
         kept, order = memory["memory 0 bank.indices"].sort()
@@ -98,13 +105,17 @@ def test_example_on_several_ranks_is_remembered_once_by_its_first_row(name, num_
         (averages,) = memory.values()
         probabilities = logits.softmax(dim=1).clamp(1e-4, 1 - 1e-4)
         fresh = (1 - elr.beta) * probabilities / probabilities.sum(dim=1, keepdim=True)
-        assert_close(averages, torch.zeros_like(averages).index_copy(0, batch.indices.unique(), fresh))
+        assert_close(
+            averages, torch.zeros_like(averages).index_copy(0, batch.indices.unique(), fresh)
+        )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_duplicates_stand_on_two_ranks(num_ranks):
     scenario = SCENARIOS["ELR, duplicates"]
-    per_rank = [set(make_batch(scenario, 0, rank, num_ranks).indices.tolist()) for rank in range(num_ranks)]
+    per_rank = [
+        set(make_batch(scenario, 0, rank, num_ranks).indices.tolist()) for rank in range(num_ranks)
+    ]
     assert per_rank[0] & per_rank[-1]
 
 
@@ -114,10 +125,14 @@ def test_shards_are_the_batch_cut_in_order_and_padded_to_equal_shapes(num_ranks)
         for number in range(len(scenario.rows)):
             batches = [make_batch(scenario, number, rank, num_ranks) for rank in range(num_ranks)]
             assert len({batch.inputs.shape for batch in batches}) == 1
-            views = torch.cat([batch.indices.view(scenario.views, -1) for batch in batches], dim=1)  # (V, W·B)
+            views = torch.cat(
+                [batch.indices.view(scenario.views, -1) for batch in batches], dim=1
+            )  # (V, W·B)
             whole = make_batch(scenario, number, 0, 1)
             assert_close(views[views >= 0], whole.indices)
-            inputs = torch.cat([batch.inputs.unflatten(0, (scenario.views, -1)) for batch in batches], dim=1)
+            inputs = torch.cat(
+                [batch.inputs.unflatten(0, (scenario.views, -1)) for batch in batches], dim=1
+            )
             assert_close(inputs[views >= 0], whole.inputs)
 
 

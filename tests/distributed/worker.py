@@ -18,7 +18,9 @@ def main(folder: Path, rank: int, num_ranks: int) -> None:
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(folder / "store"), num_ranks)
     timeout = timedelta(seconds=30)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout
+    )
     doing = "the collectives"
     try:
         results = {"collectives": call_all(rank)}
@@ -27,7 +29,9 @@ def main(folder: Path, rank: int, num_ranks: int) -> None:
         for doing, scenario in SCENARIOS.items():
             results[doing] = train(scenario, rank, num_ranks)
     except Exception:
-        (folder / f"{rank}.error").write_text(f"rank {rank} during {doing}:\n{traceback.format_exc()}")
+        (folder / f"{rank}.error").write_text(
+            f"rank {rank} during {doing}:\n{traceback.format_exc()}"
+        )
         raise
     torch.save(results, folder / f"{rank}.unfinished")
     (folder / f"{rank}.unfinished").rename(folder / f"{rank}.pt")

@@ -16,4 +16,8 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="session")
 def whole(server, tmp_path_factory):
     """The folder of an undisturbed run: `whole(experiment)`."""
-    return cache(lambda experiment: server.finish(tmp_path_factory.mktemp("whole") / "run", *words_of(experiment)))
+    return cache(
+        lambda experiment: server.finish(
+            tmp_path_factory.mktemp("whole") / "run", *words_of(experiment)
+        )
+    )

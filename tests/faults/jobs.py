@@ -12,17 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from faults.server import COUNTER
-from nearsay.run import Run
+from nearsay.training.checkpoints import Run
 
 TESTS = Path(__file__).parents[1]
 PATIENCE = 120  # seconds until a process counts as hung
 INTERVAL = 3  # steps between two checkpoints
-SMALL = ["epochs=4", "--set", "data.num_train=800", "--set", "data.num_test=200", "--set", "batch_size=64"]
+SMALL = [
+    "epochs=4",
+    "--set",
+    "data.num_train=800",
+    "--set",
+    "data.num_test=200",
+    "--set",
+    "batch_size=64",
+]
 STEPS = 48  # that each of them takes
 EXPERIMENTS = {
     "ncr": ["toy", "method=ncr", *SMALL],
-    "mixup": ["toy", "method=ncr+mixup", *SMALL, "--set", "backbone.batch_norm=true", "--set", "averaging=0.9"],
-    "two networks": ["toy", "method=ncr+elr", *SMALL, "--set", "networks=2", "--set", "averaging=0.9"],
+    "mixup": [
+        "toy",
+        "method=ncr+mixup",
+        *SMALL,
+        "--set",
+        "backbone.batch_norm=true",
+        "--set",
+        "averaging=0.9",
+    ],
+    "two networks": [
+        "toy",
+        "method=ncr+elr",
+        *SMALL,
+        "--set",
+        "networks=2",
+        "--set",
+        "averaging=0.9",
+    ],
 }
 LOADINGS = {
     "resident": ["--set", "machine.loading=resident"],
@@ -121,7 +145,12 @@ def serving(scratch: Path) -> Iterator[Server]:
     command = [sys.executable, "-m", "faults.server"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, cwd=TESTS, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=TESTS,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         yield Server(process, scratch)
         assert process.stdin is not None
@@ -131,7 +160,12 @@ def serving(scratch: Path) -> Iterator[Server]:
 
 def words_of(experiment: str, loading: str = "resident", *, every: int = INTERVAL) -> list[str]:
     """A command line, with a checkpoint after every so many steps."""
-    return [*EXPERIMENTS[experiment], *LOADINGS[loading], "--set", f"machine.checkpoint_steps={every}"]
+    return [
+        *EXPERIMENTS[experiment],
+        *LOADINGS[loading],
+        "--set",
+        f"machine.checkpoint_steps={every}",
+    ]
 
 
 def read_counter(path: Path) -> tuple[int, int]:
@@ -151,7 +185,10 @@ def last_checkpoint(folder: Path) -> int:
 
 def content(folder: Path) -> dict[str, bytes]:
     """All that two runs of one experiment must have in common, byte for byte."""
-    paths = [folder / name for name in ("model.safetensors", "dynamics.safetensors", "log.jsonl", "labels.npz")]
+    paths = [
+        folder / name
+        for name in ("model.safetensors", "dynamics.safetensors", "log.jsonl", "labels.npz")
+    ]
     paths += sorted((folder / "predictions").iterdir())
     found = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     newest = Run(folder).checkpoints()[0]

@@ -24,10 +24,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from nearsay import config
 from nearsay.cli import main
 from nearsay.recipes import digits, toy  # noqa: F401  # loaded here once, not in every fork
-from nearsay.step import Step
-from nearsay.train import train  # noqa: F401
+from nearsay.training.loop import train  # noqa: F401
+from nearsay.training.step import Step
 
-COUNTER = struct.Struct("=qq")  # the process that counts, and the steps of the run that are done; −1 before the first
+COUNTER = struct.Struct(
+    "=qq"
+)  # the process that counts, and the steps of the run that are done; −1 before the first
 TORCHRUN = ["--standalone", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1"]
 
 
@@ -46,7 +48,9 @@ def serve() -> int:
             code = _run(request)
             atexit._run_exitfuncs()
             sys.stdout.flush()
-            os._exit(code)  # as taking down a forked interpreter copies every page of it, which takes a second
+            os._exit(
+                code
+            )  # as taking down a forked interpreter copies every page of it, which takes a second
     return 0
 
 

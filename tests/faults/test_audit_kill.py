@@ -10,13 +10,23 @@ import pytest
 
 from faults.jobs import Job
 
-RUN = ["epochs=1", "--set", "data.num_train=120", "--set", "data.num_test=40", "--set", "batch_size=60"]
+RUN = [
+    "epochs=1",
+    "--set",
+    "data.num_train=120",
+    "--set",
+    "data.num_test=40",
+    "--set",
+    "batch_size=60",
+]
 WRITTEN = {"audit.csv", "audit.json", "report.html", "cleaned.npz", "cleaned-drop.csv"}
 
 
 def start(server, folder, verb):
     server.number += 1
-    counter, output = (server.scratch / f"{verb}-{server.number}.{kind}" for kind in ("steps", "output"))
+    counter, output = (
+        server.scratch / f"{verb}-{server.number}.{kind}" for kind in ("steps", "output")
+    )
     request = {"words": [verb, str(folder)], "counter": str(counter), "output": str(output)}
     return Job(server, server.ask(request), folder, counter, output)
 
@@ -30,7 +40,11 @@ def finish(server, folder):
 
 def content(folder):
     """All files, those of the lock and of training too."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def is_writing(folder):
@@ -66,7 +80,11 @@ def check_kills(server, audited, tmp_path, *, kills):
             verb = "clean" if (folder / "audit.csv").exists() and draw.random() < 0.3 else "audit"
             if kill(start(server, folder, verb), draw, seconds[verb]):
                 hits[verb, is_writing(folder)] += 1
-            left = {name: held for name, held in content(folder).items() if not name.rpartition("/")[2].startswith(".")}
+            left = {
+                name: held
+                for name, held in content(folder).items()
+                if not name.rpartition("/")[2].startswith(".")
+            }
             assert not [name for name, held in left.items() if held != expected[name]]
         assert finish(server, folder) == expected
     print(f"{sum(hits.values())} kills in {number} runs: {dict(hits)}")

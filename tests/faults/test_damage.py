@@ -6,10 +6,19 @@ from importlib import import_module
 
 import pytest
 
-from nearsay import trained
 from nearsay.cli import main
+from nearsay.training import run_folder
 
-WORDS = ["toy", "epochs=1", "--set", "data.num_train=120", "--set", "data.num_test=40", "--set", "held_out=20"]
+WORDS = [
+    "toy",
+    "epochs=1",
+    "--set",
+    "data.num_train=120",
+    "--set",
+    "data.num_test=40",
+    "--set",
+    "held_out=20",
+]
 VERBS = ("audit", "clean", "evaluate", "propagate", "export", "train")
 PARTS = ("given", "classes", "clean", "train", "validation", "fingerprint", "inputs")
 
@@ -32,12 +41,18 @@ def flip_bit(path, part):
 
 
 def files_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_bit_that_flipped_in_the_labels_is_told_before_anything_is_written(audited, tmp_path, capsys, verb, part):
+def test_a_bit_that_flipped_in_the_labels_is_told_before_anything_is_written(
+    audited, tmp_path, capsys, verb, part
+):
     run = shutil.copytree(audited, tmp_path / "run")
     flip_bit(run / "labels.npz", part)
     (run / "result.json").unlink()  # or there is nothing left to train
@@ -45,7 +60,10 @@ def test_a_bit_that_flipped_in_the_labels_is_told_before_anything_is_written(aud
     words = [*WORDS, "--out", str(run), "--quiet"] if verb == "train" else [str(run)]
     assert main([verb, *words]) == 65
     told = capsys.readouterr().err
-    assert f"labels.npz cannot be read: Bad CRC-32 for file '{part}.npy'; start again in another folder" in told
+    assert (
+        f"labels.npz cannot be read: Bad CRC-32 for file '{part}.npy'; start again in another folder"
+        in told
+    )
     assert told.count("\n") == 1
     assert files_of(run) == before
 
@@ -55,7 +73,10 @@ def test_a_comparison_gives_no_advice_to_read_a_damaged_file_unsafely(audited, t
     (run / "labels.npz").write_bytes(b"no labels at all")
     assert main(["compare", str(run)]) == 65
     told = capsys.readouterr().err
-    assert told == f"error: {run / 'labels.npz'} cannot be used (it is damaged); train the run again, or leave it out\n"
+    assert (
+        told
+        == f"error: {run / 'labels.npz'} cannot be used (it is damaged); train the run again, or leave it out\n"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half", b"no labels at all"])
@@ -67,7 +88,7 @@ def test_labels_that_are_damaged_while_a_command_runs_are_told_too(
     module = import_module(f"nearsay.commands.{verb}")
 
     def read_labels(folder):
-        labels = trained.read_labels(folder)
+        labels = run_folder.read_labels(folder)
         (run / "labels.npz").write_bytes(content)
         return labels
 
@@ -90,13 +111,24 @@ def test_labels_that_are_damaged_while_a_command_runs_are_told_too(
         ("export", "model"),
     ],
 )
-def test_a_bit_that_flipped_in_what_a_run_has_learned_is_told(audited, tmp_path, capsys, verb, name):
+def test_a_bit_that_flipped_in_what_a_run_has_learned_is_told(
+    audited, tmp_path, capsys, verb, name
+):
     run = shutil.copytree(audited, tmp_path / "run")
     content = bytearray((run / f"{name}.safetensors").read_bytes())
     content[-100] ^= 1
     (run / f"{name}.safetensors").write_bytes(content)
     before = files_of(run)
-    assert main([verb, str(run), *(["--html", str(tmp_path / "page.html")] if verb == "compare" else [])]) == 65
+    assert (
+        main(
+            [
+                verb,
+                str(run),
+                *(["--html", str(tmp_path / "page.html")] if verb == "compare" else []),
+            ]
+        )
+        == 65
+    )
     told = capsys.readouterr().err
     assert f"{name}.safetensors" in told
     assert "(it is damaged in " in told

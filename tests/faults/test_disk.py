@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from faults.jobs import INTERVAL, assert_same, last_checkpoint, words_of
-from nearsay import run as runs
-from nearsay import train as trains
 from nearsay.cli import main
+from nearsay.training import checkpoints as runs
+from nearsay.training import loop as trains
 
 
 def command(folder):
@@ -33,7 +33,9 @@ def fill_after(monkeypatch, num_files, *, kind):
         write(path, content)
 
     def used(path):
-        return usage(path)._replace(free=0 if kind == "before" and len(written) >= num_files else 10**9)
+        return usage(path)._replace(
+            free=0 if kind == "before" and len(written) >= num_files else 10**9
+        )
 
     monkeypatch.setattr(runs, "_write_flushed", limited)
     monkeypatch.setattr(runs.shutil, "disk_usage", used)
@@ -41,21 +43,27 @@ def fill_after(monkeypatch, num_files, *, kind):
 
 @pytest.mark.parametrize("kind", ["before", "in the middle"])
 @pytest.mark.parametrize("num_files", [12, 16, 40])
-def test_a_full_disk_ends_a_run_that_then_goes_on(whole, tmp_path, monkeypatch, capsys, kind, num_files):
+def test_a_full_disk_ends_a_run_that_then_goes_on(
+    whole, tmp_path, monkeypatch, capsys, kind, num_files
+):
     fill_after(monkeypatch, num_files, kind=kind)
     assert main(command(tmp_path / "run")) == 74
     told = capsys.readouterr().err
     assert told.startswith(f"error: the disk is full: {tmp_path / 'run' / 'checkpoints' / 'step-'}")
     assert told.endswith(" are free; what was saved before is kept\n")
     monkeypatch.undo()
-    saves = (num_files - 3) // 3  # the probe, the labels and the experiment come first; a save is three files
+    saves = (
+        num_files - 3
+    ) // 3  # the probe, the labels and the experiment come first; a save is three files
     assert last_checkpoint(tmp_path / "run") == saves * INTERVAL
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     assert main(command(tmp_path / "run")) == 0
     assert_same(tmp_path / "run", whole("ncr"))
 
 
-def test_a_log_that_cannot_be_written_ends_a_run_that_then_goes_on(whole, tmp_path, monkeypatch, capsys):
+def test_a_log_that_cannot_be_written_ends_a_run_that_then_goes_on(
+    whole, tmp_path, monkeypatch, capsys
+):
     write, entries = runs.Run.append_log, []
 
     def limited(self, entry):
@@ -79,11 +87,15 @@ def test_a_log_that_cannot_be_written_ends_a_run_that_then_goes_on(whole, tmp_pa
 def disk_of(num_bytes, folder):
     """A real disk of that size, and how to make it larger."""
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "none", folder], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "none", folder], capture_output=True
+    )
     if made.returncode:
         pytest.skip("only root may make a small disk")
     try:
-        yield lambda larger: subprocess.run(["mount", "-o", f"remount,size={larger}", folder], check=True)
+        yield lambda larger: subprocess.run(
+            ["mount", "-o", f"remount,size={larger}", folder], check=True
+        )
     finally:
         subprocess.run(["umount", folder], check=True)
 
@@ -100,7 +112,9 @@ def test_disks_of_all_sizes_lose_nothing_when_they_are_full(server, whole, tmp_p
             code = job.end()
             codes[code] += 1
             assert code == 74, job.said
-            assert re.search(r"error: the disk is full: \S+ needs \d+ bytes and \d+ are free", job.said)
+            assert re.search(
+                r"error: the disk is full: \S+ needs \d+ bytes and \d+ are free", job.said
+            )
             assert not [path for path in folder.rglob(".*") if path.name != ".lock"]
             assert last_checkpoint(folder) > 0 or tenths < 13  # the labels take some room, too
             grow("64m")
@@ -125,7 +139,9 @@ def test_a_disk_that_is_full_to_the_last_byte_is_told_with_the_file(whole, tmp_p
         ):
             assert main(words) == 74
             told = capsys.readouterr().err
-            assert re.match(f"error: the disk is full: {file} needs [1-9][0-9]* bytes and 0 are free", told), told
+            assert re.match(
+                f"error: the disk is full: {file} needs [1-9][0-9]* bytes and 0 are free", told
+            ), told
         assert main(["sweep", "toy", "seed=0,1", "--out", str(out)]) == 74
         assert f"error: {out / 'sweep.csv'}: No space left on device\n" in capsys.readouterr().err
         table = tmp_path / "full" / "table.csv"

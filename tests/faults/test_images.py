@@ -19,18 +19,20 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from nearsay import cli
-from nearsay.augment import IMAGENET_COLORS, Augment, Flip, RandomResizedCrop
-from nearsay.datasets import Folder
-from nearsay.display import Silent
+from nearsay.data import Folder
+from nearsay.errors import BadImage
 from nearsay.experiment import Experiment, Machine
-from nearsay.loading import BadImage
+from nearsay.losses import NCR
 from nearsay.models import ResNet
-from nearsay.objectives import NCR
 from nearsay.optim import SGD, Constant
-from nearsay.run import open_run
-from nearsay.train import train
+from nearsay.training.checkpoints import open_run
+from nearsay.training.display import Silent
+from nearsay.training.loop import train
+from nearsay.transforms import IMAGENET_COLORS, Augment, Flip, RandomResizedCrop
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create"
+)  # more workers than cores
 BROKEN = ("truncated", "empty", "text", "pipe", "loop", "bomb")
 
 
@@ -84,7 +86,8 @@ def bomb():
     header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(10**5))), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
     )
 
 
@@ -164,8 +167,14 @@ def test_images_of_all_kinds_and_shapes_are_trained_on(photos, tmp_path, workers
 
 def test_workers_do_not_change_what_is_learned(photos, tmp_path):
     for workers in (0, 2):
-        train(experiment(photos, machine=Machine(workers=workers, timeout=60)), tmp_path / str(workers))
-    assert len({(tmp_path / str(workers) / "model.safetensors").read_bytes() for workers in (0, 2)}) == 1
+        train(
+            experiment(photos, machine=Machine(workers=workers, timeout=60)),
+            tmp_path / str(workers),
+        )
+    assert (
+        len({(tmp_path / str(workers) / "model.safetensors").read_bytes() for workers in (0, 2)})
+        == 1
+    )
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -184,7 +193,9 @@ def test_a_broken_image_stops_a_run_by_its_name(tmp_path, kind):
 def test_broken_images_are_left_out_and_named_once(broken, tmp_path):
     folder, paths = broken
     display = Notes()
-    wished = experiment(folder, bad_images="skip", epochs=3, batch_size=7, machine=Machine(workers=2, timeout=60))
+    wished = experiment(
+        folder, bad_images="skip", epochs=3, batch_size=7, machine=Machine(workers=2, timeout=60)
+    )
     result = train(wished, tmp_path / "run", display=display)
     assert result["skipped"] == len(BROKEN)
     assert sorted(note.split("'")[1] for note in display.told) == sorted(paths)
@@ -214,11 +225,15 @@ def test_a_broken_image_is_nobody_and_never_another_one(broken, tmp_path):
 
 def test_a_run_that_goes_on_names_no_image_again(broken, tmp_path):
     folder, _ = broken
-    wished = experiment(folder, bad_images="skip", batch_size=50, machine=Machine(workers=0, checkpoint_steps=1))
+    wished = experiment(
+        folder, bad_images="skip", batch_size=50, machine=Machine(workers=0, checkpoint_steps=1)
+    )
     first = Notes()
     train(replace(wished, epochs=2), tmp_path / "whole", display=first)
     with open_run(tmp_path / "whole") as run:
-        assert sorted(run.load().state["skipped"]) == sorted(note.removeprefix("left out: ") for note in first.told)
+        assert sorted(run.load().state["skipped"]) == sorted(
+            note.removeprefix("left out: ") for note in first.told
+        )
     (tmp_path / "whole" / "result.json").unlink()
     again = Notes()
     result = train(replace(wished, epochs=2), tmp_path / "whole", display=again)
@@ -273,7 +288,9 @@ def test_the_command_line_stops_or_skips_and_predicts_with_a_row_for_each(broken
 def damaged(content, draw):
     content = bytearray(content)
     for _ in range(draw.choice([1, 2, 5, 20])):
-        content[draw.randrange(min(len(content), draw.choice([64, 200, len(content)])))] = draw.randrange(256)
+        content[draw.randrange(min(len(content), draw.choice([64, 200, len(content)])))] = (
+            draw.randrange(256)
+        )
     if draw.random() < 0.3:
         del content[draw.randrange(len(content)) :]
     return bytes(content)
@@ -291,7 +308,11 @@ print(json.dumps({"code": code, "mebibytes": peak / 1024}), file=sys.stderr)
 
 @pytest.mark.slow
 def test_two_thousand_odd_and_damaged_files_are_trained_on_in_little_memory(tmp_path):
-    draw, originals, num = random.Random(0), [path.read_bytes() for path in fill(tmp_path / "originals")], 2000
+    draw, originals, num = (
+        random.Random(0),
+        [path.read_bytes() for path in fill(tmp_path / "originals")],
+        2000,
+    )
     for number in range(num):
         folder = tmp_path / "photos" / f"class{number % 4}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -334,16 +355,25 @@ def test_a_run_whose_images_are_all_gone_stops_and_goes_on_when_they_are_back(tm
     photos = tmp_path / "photos"
     fill(photos)
     wished = experiment(
-        photos, epochs=3, batch_size=32, bad_images="skip", machine=Machine(workers=0, checkpoint_steps=1)
+        photos,
+        epochs=3,
+        batch_size=32,
+        bad_images="skip",
+        machine=Machine(workers=0, checkpoint_steps=1),
     )
     train(wished, tmp_path / "whole")
-    with pytest.raises(BadImage, match=r"none of \d+ images in a row could be read \('.*' cannot be read: No such fil"):
+    with pytest.raises(
+        BadImage,
+        match=r"none of \d+ images in a row could be read \('.*' cannot be read: No such fil",
+    ):
         train(wished, tmp_path / "run", display=Movers(photos, epoch))
     assert not (tmp_path / "run" / "result.json").exists()
     (tmp_path / "away").rename(photos)
     train(wished, tmp_path / "run")
     for name in ("model.safetensors", "predictions/train.safetensors", "log.jsonl"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (
+            name
+        )
 
 
 @pytest.mark.parametrize("ending", ["jpg", "heic"])

@@ -22,7 +22,12 @@ def is_finishing(folder):
     return (folder / "predictions").exists()
 
 
-MOMENTS = {"anywhere": None, "in a save": is_saving, "in a rotation": is_rotating, "at the end": is_finishing}
+MOMENTS = {
+    "anywhere": None,
+    "in a save": is_saving,
+    "in a rotation": is_rotating,
+    "at the end": is_finishing,
+}
 
 
 def check_kills(server, whole, tmp_path, *, kills, experiment, loading):
@@ -40,7 +45,9 @@ def check_kills(server, whole, tmp_path, *, kills, experiment, loading):
             assert job.steps - last_checkpoint(folder) <= INTERVAL
         server.finish(folder, *words_of(experiment, loading))
         assert_same(folder, whole(experiment))
-    print(f"{sum(hits.values())} kills of {experiment} with {loading} in {number} runs: {dict(hits)}")
+    print(
+        f"{sum(hits.values())} kills of {experiment} with {loading} in {number} runs: {dict(hits)}"
+    )
     return hits
 
 
@@ -66,7 +73,9 @@ def name_place(folder):
     return "step"
 
 
-@pytest.mark.parametrize(("experiment", "loading"), [("two networks", "resident"), ("mixup", "two workers")])
+@pytest.mark.parametrize(
+    ("experiment", "loading"), [("two networks", "resident"), ("mixup", "two workers")]
+)
 def test_a_killed_run_ends_as_if_it_had_not_been(server, whole, tmp_path, experiment, loading):
     check_kills(server, whole, tmp_path, kills=3, experiment=experiment, loading=loading)
 

@@ -21,9 +21,15 @@ REFUSED = {  # what is written, and what is told of it
             "m.csv:5: path '2.png' is also on line 4; keep one",
         ],
     ),
-    "missing files": (b"path,label\n0.png,cat\nnone.png,dog\n", ["m.csv:3: path 'none.png' names no file below"]),
+    "missing files": (
+        b"path,label\n0.png,cat\nnone.png,dog\n",
+        ["m.csv:3: path 'none.png' names no file below"],
+    ),
     "NUL": (b"path,label\n0.png,c\0t\n", ["m.csv:2: ", "holds a NUL"]),
-    "two headers alike": (b"path,label,label\n0.png,cat,dog\n", ["m.csv:1: column 'label' is there more than once"]),
+    "two headers alike": (
+        b"path,label,label\n0.png,cat,dog\n",
+        ["m.csv:1: column 'label' is there more than once"],
+    ),
     "a hundred lines": (
         b"path,label\n" + b"".join(b"none%d.png,cat\n" % number for number in range(100)),
         ["100 problems, the first 20:", "m.csv:21: path 'none19.png' names no file"],
@@ -42,7 +48,17 @@ def photos(tmp_path):
 
 def run(photos, content):
     (photos / "m.csv").write_bytes(content)
-    return cli.main(["train", "manifest", f"path={photos / 'm.csv'}", *SMALL, *SET, "--out", str(photos / "run")])
+    return cli.main(
+        [
+            "train",
+            "manifest",
+            f"path={photos / 'm.csv'}",
+            *SMALL,
+            *SET,
+            "--out",
+            str(photos / "run"),
+        ]
+    )
 
 
 @pytest.mark.parametrize("case", REFUSED)

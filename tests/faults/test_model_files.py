@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save
 
 from nearsay import cli
 from nearsay.config import apply_overrides, call_recipe
-from nearsay.run import RunError
-from nearsay.train import train
-from nearsay.trained import open_trained
+from nearsay.errors import RunError
+from nearsay.training.loop import train
+from nearsay.training.run_folder import open_trained
 
 SMALL = ["data.num_train=60", "data.num_test=20", "batch_size=20", "backbone.hidden=16"]
 
@@ -97,7 +97,9 @@ def hostile(right, trace):
         "a header that is no UTF-8": with_header(b"\xff" * 50),
         "a tensor beyond the file": with_header({"fc.weight": entry([8, 16], 0, 512)}),
         "a tensor of exabytes": with_header({"fc.weight": entry([2**40, 2**20], 0, 2**62)}),
-        "a product that overflows": with_header({"fc.weight": entry([2**33, 2**33], 0, 64)}, bytes(64)),
+        "a product that overflows": with_header(
+            {"fc.weight": entry([2**33, 2**33], 0, 64)}, bytes(64)
+        ),
         "negative offsets": with_header(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}'),
         "an unknown type": with_header({"fc.weight": entry([1], 0, 4, "Q7")}, bytes(4)),
         "a gap": with_header({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)),
@@ -105,11 +107,15 @@ def hostile(right, trace):
         "half": save(safe)[: len(save(safe)) // 2],
         "bytes after the end": save(safe) + b"more",
         "no tensors": save({}),
-        "another shape": save(safe | {"fc.weight": torch.zeros(8, 17), "body.0.weight": torch.zeros(16, 31)}),
+        "another shape": save(
+            safe | {"fc.weight": torch.zeros(8, 17), "body.0.weight": torch.zeros(16, 31)}
+        ),
         "an empty tensor that names a huge size": with_header({"body.0.weight": entry([0, 10**9])}),
         "a wide tensor": save({"body.0.weight": torch.zeros(1, 500_000)}),
         "another network": save({"conv1.weight": torch.zeros(4, 3, 3, 3)}),
-        "a missing tensor": save({name: each for name, each in safe.items() if name != "body.0.weight"}),
+        "a missing tensor": save(
+            {name: each for name, each in safe.items() if name != "body.0.weight"}
+        ),
         "a tensor too many": save(safe | {"evil": torch.zeros(3)}),
     }
 
@@ -146,7 +152,8 @@ def test_hostile_weights_to_start_from_are_refused(contents, trace, tmp_path, na
     path = tmp_path / "weights.safetensors"
     path.write_bytes(contents[name])
     with pytest.raises(
-        ValueError, match=r"weights\.safetensors (is no safetensors file|cannot be used|does not fit)"
+        ValueError,
+        match=r"weights\.safetensors (is no safetensors file|cannot be used|does not fit)",
     ) as caught:
         train(replace(made().experiment, init=str(path)), tmp_path / "run")
     assert "\n" not in str(caught.value)
@@ -158,7 +165,10 @@ def test_a_run_starts_from_the_weights_of_another(trained, tmp_path):
     for init in (trained, trained / "model.safetensors"):
         target = tmp_path / init.name
         train(replace(made().experiment, init=str(init), epochs=0.001, optimizer=still()), target)
-        start, found = load_file(trained / "model.safetensors"), load_file(target / "model.safetensors")
+        start, found = (
+            load_file(trained / "model.safetensors"),
+            load_file(target / "model.safetensors"),
+        )
         assert found["body.0.weight"].equal(start["body.0.weight"])
         assert not found["fc.weight"].equal(start["fc.weight"])
 
@@ -171,9 +181,13 @@ def test_damaged_weights_to_start_from_are_told_with_their_cure(run, tmp_path, o
     content[-20] ^= 4
     path.write_bytes(content if damage == "a flipped bit" else content[:-20])
     cure = (
-        "remove it and start that run again, which makes it anew" if owner == "a run" else "copy or download it again"
+        "remove it and start that run again, which makes it anew"
+        if owner == "a run"
+        else "copy or download it again"
     )
-    with pytest.raises(ValueError, match=rf"{path} cannot be used \(.*(damaged in|not fully covered).*\); {cure}"):
+    with pytest.raises(
+        ValueError, match=rf"{path} cannot be used \(.*(damaged in|not fully covered).*\); {cure}"
+    ):
         train(replace(made().experiment, init=str(path)), tmp_path / "new")
 
 
@@ -181,15 +195,23 @@ def test_damaged_weights_to_start_from_are_told_with_their_cure(run, tmp_path, o
 def test_weights_of_a_run_are_made_anew_also_where_nothing_of_them_is_left(run, tmp_path, content):
     """As after a loss of power."""
     (run / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match=r"cannot be used \(.*\); remove it and start that run again, which makes it"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot be used \(.*\); remove it and start that run again, which makes it",
+    ):
         train(replace(made().experiment, init=str(run)), tmp_path / "new")
 
 
 def test_a_run_that_has_no_weights_yet_is_told_from_a_wrong_path(run, tmp_path):
-    with pytest.raises(ValueError, match=r"there is no file .*best\.safetensors; give the path of a safetensors file"):
+    with pytest.raises(
+        ValueError,
+        match=r"there is no file .*best\.safetensors; give the path of a safetensors file",
+    ):
         train(replace(made().experiment, init=str(run / "best.safetensors")), tmp_path / "new")
     (run / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"there is no file .*model.safetensors; train that run to its end"):
+    with pytest.raises(
+        ValueError, match=r"there is no file .*model.safetensors; train that run to its end"
+    ):
         train(replace(made().experiment, init=str(run)), tmp_path / "new")
 
 
@@ -217,8 +239,8 @@ def test_a_pipe_is_not_waited_for(run):
 MEASURED = """
 import json, resource, sys
 from pathlib import Path
-from nearsay.run import RunError
-from nearsay.trained import open_trained
+from nearsay.training.checkpoints import RunError
+from nearsay.training.run_folder import open_trained
 folder = Path(sys.argv[1])
 trained = open_trained(folder)  # all is imported and warm
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -240,7 +262,10 @@ def test_hostile_weights_take_little_memory(run, contents, trace, tmp_path):
         (tmp_path / "files" / str(number)).write_bytes(content)
     largest = max(map(len, contents.values())) / 2**20
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(run), str(tmp_path / "files")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEASURED, str(run), str(tmp_path / "files")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     measured = json.loads(done.stdout)
     assert measured["refused"] == len(contents)
@@ -257,7 +282,9 @@ def test_a_thousand_damaged_files_are_refused_or_hold_the_right_shapes(run):
         content = bytearray(right)
         for _ in range(draw.choice([1, 2, 10])):
             content[draw.randrange(draw.choice([16, 600, len(content)]))] = draw.randrange(256)
-        (run / "model.safetensors").write_bytes(content[: draw.choice([None, None, draw.randrange(len(content))])])
+        (run / "model.safetensors").write_bytes(
+            content[: draw.choice([None, None, draw.randrange(len(content))])]
+        )
         try:
             found = open_trained(run).networks[0].state_dict()
         except RunError as error:

@@ -9,12 +9,23 @@ from PIL import Image
 
 from nearsay.cli import main
 
-TOY = ["train", "toy", "epochs=1", "--set", "data.num_train=120", "--set", "data.num_test=40", "--quiet"]
+TOY = [
+    "train",
+    "toy",
+    "epochs=1",
+    "--set",
+    "data.num_train=120",
+    "--set",
+    "data.num_test=40",
+    "--quiet",
+]
 
 
 def said(words, folder):
     command = [sys.executable, "-m", "nearsay", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_a_run_folder_whose_name_is_no_text_is_refused_before_training(tmp_path):
@@ -31,7 +42,9 @@ def test_a_run_that_was_renamed_to_what_is_no_text_is_not_called_damaged(tmp_pat
     os.rename(tmp_path / "run", os.fsencode(tmp_path) + b"/gr\xfcn")
     done = said(["audit", b"gr\xfcn"], tmp_path)
     assert done.returncode == 73
-    assert done.stderr.endswith(": its name is not UTF-8; copy the run to another folder and use that\n")
+    assert done.stderr.endswith(
+        ": its name is not UTF-8; copy the run to another folder and use that\n"
+    )
 
 
 def test_data_below_a_folder_whose_name_is_no_text_is_told_with_its_place(tmp_path):
@@ -41,7 +54,16 @@ def test_data_below_a_folder_whose_name_is_no_text_is_told_with_its_place(tmp_pa
         os.makedirs(folder)
         for number in range(10):
             Image.new("RGB", (8, 8), (color, number, 0)).save(f"{folder}/{number}.png")
-    words = ["train", "folder", "path=photos", "size=8", "epochs=1", "backbone=resnet18", "weights=none", "--quiet"]
+    words = [
+        "train",
+        "folder",
+        "path=photos",
+        "size=8",
+        "epochs=1",
+        "backbone=resnet18",
+        "weights=none",
+        "--quiet",
+    ]
     done = said([*words, "--out", str(tmp_path / "run")], os.fsdecode(place))
     assert done.returncode == 65
     assert done.stderr.startswith("error: a name is not UTF-8 (in '")
@@ -54,5 +76,7 @@ def test_data_below_a_folder_whose_name_is_no_text_is_told_with_its_place(tmp_pa
 def test_a_name_that_is_too_long_is_one_that_cannot_be_made(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     assert main([*TOY, "--out", name]) == 73
-    assert capsys.readouterr().err.endswith(": File name too long; choose another folder with --out\n")
+    assert capsys.readouterr().err.endswith(
+        ": File name too long; choose another folder with --out\n"
+    )
     assert not list(tmp_path.iterdir())

@@ -15,17 +15,18 @@ import pytest
 import torch
 
 from nearsay import cli
-from nearsay.augment import Mixup
+from nearsay.batch import Labels, Split
 from nearsay.config import call_recipe
-from nearsay.core import Labels, NoSplit, Split
+from nearsay.data.loader import Rows
+from nearsay.errors import NoSplit, NotFinite
 from nearsay.experiment import Experiment, Machine
-from nearsay.loading import Rows
 from nearsay.models import MLP, Linear
 from nearsay.optim import SGD, AdamW, Constant
-from nearsay.run import open_run
-from nearsay.splits import make_order, open_splits
-from nearsay.step import Setting, Step, make_learners
-from nearsay.train import NotFinite, train
+from nearsay.training.checkpoints import open_run
+from nearsay.training.loop import train
+from nearsay.training.splits import make_order, open_splits
+from nearsay.training.step import Setting, Step, make_learners
+from nearsay.transforms import Mixup
 
 CPU = torch.device("cpu")
 SPOILED = '''
@@ -35,11 +36,11 @@ from dataclasses import dataclass
 import torch
 
 from nearsay import dist
-from nearsay.core import Objective, Outputs
-from nearsay.datasets import Toy
+from nearsay.batch import Objective, Outputs
+from nearsay.data import Toy
 from nearsay.experiment import Experiment, Machine
 from nearsay.models import MLP
-from nearsay.objectives import ELR, NCR, Bank
+from nearsay.losses import ELR, NCR, Bank
 from nearsay.optim import SGD, Constant
 
 PER_EPOCH = 4
@@ -138,7 +139,9 @@ def ready(experiment):
         compiles=False,
     )
     num_classes = len(splits.labels.classes)
-    learners = make_learners(experiment, len(splits.labels.given), num_classes, splits.inputs[0], CPU)
+    learners = make_learners(
+        experiment, len(splits.labels.given), num_classes, splits.inputs[0], CPU
+    )
     return Step(experiment, setting, learners), order
 
 
@@ -155,7 +158,9 @@ def assert_nothing_changes(experiment, at, where, value, draw):
 
     def go(numbers):
         for number in numbers:
-            stage = experiment.objective.stage(number / order.batches_per_pass, step.learners[0].memory)
+            stage = experiment.objective.stage(
+                number / order.batches_per_pass, step.learners[0].memory
+            )
             step(Rows(order.batch(number), None), stage)
 
     go(range(at))
@@ -175,13 +180,19 @@ def assert_nothing_changes(experiment, at, where, value, draw):
     passed_over = ["count", *(["average"] if where == "weight" else []), *([] if at else ["sums"])]
     compared = [name for name in before if not name.startswith(tuple(passed_over))]
     assert [name for name in compared if after[name] != before[name]] == []
-    kinds = {re.match("[a-z]+", name)[0] for name in compared if at and name in fresh and fresh[name] != before[name]}
+    kinds = {
+        re.match("[a-z]+", name)[0]
+        for name in compared
+        if at and name in fresh and fresh[name] != before[name]
+    }
     assert not at or {"network", "optimizer", "memory"} <= kinds  # each of them had been learning
 
 
 @pytest.mark.parametrize(("where", "value"), KINDS)
 def test_a_bad_step_changes_no_bit_of_what_was_learned(recipe, where, value):
-    assert_nothing_changes(spoiled(recipe, where=where, value=value), 3, where, value, random.Random(0))
+    assert_nothing_changes(
+        spoiled(recipe, where=where, value=value), 3, where, value, random.Random(0)
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -196,7 +207,9 @@ def test_none_of_a_hundred_bad_steps_changes_a_bit(recipe):
     for _ in range(100):
         where, value = draw.choice(KINDS)
         at = draw.randrange(4) if where == "input" else draw.randrange(10)
-        experiment = replace(spoiled(recipe, at=at, where=where, value=value), **draw.choice(list(VARIANTS.values())))
+        experiment = replace(
+            spoiled(recipe, at=at, where=where, value=value), **draw.choice(list(VARIANTS.values()))
+        )
         assert_nothing_changes(experiment, at, where, value, draw)
 
 
@@ -236,8 +249,12 @@ def test_the_last_checkpoint_is_that_of_a_run_without_the_fault(recipe, tmp_path
     train(replace(spoiled(recipe, at=99), epochs=0.75), tmp_path / "right")
     left, right = (checkpoint_of(tmp_path / name).tensors for name in ("spoiled", "right"))
     assert left["count"] == right["count"] == 3
-    learned = [name for name in left if not name.startswith("sums")]  # which an epoch that ends begins anew
-    assert bytes_of({name: left[name] for name in learned}) == bytes_of({name: right[name] for name in learned})
+    learned = [
+        name for name in left if not name.startswith("sums")
+    ]  # which an epoch that ends begins anew
+    assert bytes_of({name: left[name] for name in learned}) == bytes_of(
+        {name: right[name] for name in learned}
+    )
 
 
 def test_no_checkpoint_is_written_after_the_bad_step(recipe, tmp_path):
@@ -251,7 +268,11 @@ def test_a_weight_that_overflows_is_never_saved(recipe, tmp_path):
     experiment = spoiled(recipe, at=99)
     far = replace(experiment.data, distance=1e4)
     experiment = replace(
-        experiment, data=far, backbone=Linear(), optimizer=SGD(lr=1e38), objective=experiment.objective.base
+        experiment,
+        data=far,
+        backbone=Linear(),
+        optimizer=SGD(lr=1e38),
+        objective=experiment.objective.base,
     )
     with pytest.raises(NotFinite, match="or a weight was not finite at step 0 "):
         train(experiment, tmp_path)
@@ -309,7 +330,10 @@ def test_the_command_line_tells_it_in_one_sentence(recipe, tmp_path, capsys):
     assert re.fullmatch(r"error: the loss.* not finite at step 5 .*not_finite\.json.*\n", told)
 
 
-FAR = {"MLP(hidden=(8,))": "Linear()", "import MLP": "import Linear"}  # then the first step overflows a weight alone
+FAR = {
+    "MLP(hidden=(8,))": "Linear()",
+    "import MLP": "import Linear",
+}  # then the first step overflows a weight alone
 
 
 @pytest.mark.parametrize(
@@ -329,7 +353,12 @@ def test_one_of_two_processes_stops_both(tmp_path, words, changes, bad):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "nearsay", "train", str(tmp_path / "recipe.py"), *words]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     processes = [
         subprocess.Popen(
             [*command, "--out", str(tmp_path / "run"), "--quiet"],

@@ -14,13 +14,18 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from faults.jobs import SMALL, STEPS, assert_same, is_over, last_checkpoint, read_counter, words_of
-from nearsay.datasets import Toy
+from nearsay.data import Toy
 from nearsay.metrics import accuracy
 
 CHILDREN = "/proc/{0}/task/{0}/children"
 TIMEOUT = 3  # seconds that a rank waits for the other
 AGENT = 30  # seconds that torchrun waits for a rank to end before it kills it
-FAULTS = {"killed": signal.SIGKILL, "raising": signal.SIGUSR1, "hanging": signal.SIGSTOP, "told": signal.SIGTERM}
+FAULTS = {
+    "killed": signal.SIGKILL,
+    "raising": signal.SIGUSR1,
+    "hanging": signal.SIGSTOP,
+    "told": signal.SIGTERM,
+}
 DIGITS = ["digits", "--set", "backbone.width=4", "--set", "batch_size=64"]
 TOGETHER = {  # residual networks for one step: rounding of 6e-8 parts two such runs of one process by 1e-2 in eight
     "a perceptron": [*words_of("ncr"), "--set", "backbone.batch_norm=true", "--set", "epochs=2"],
@@ -74,7 +79,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from nearsay.datasets import Toy
+from nearsay.data import Toy
 from nearsay.models import MLP
 from nearsay.recipes.toy import recipe as toy
 
@@ -103,7 +108,10 @@ def check_second_runs(server, whole, tmp_path, *, attempts):
     """Others try to train in a folder that is in use; who has it does not notice."""
     draw = random.Random(0)
     for attempt in range(attempts):
-        folder, words = tmp_path / str(attempt), words_of("ncr", draw.choice(["resident", "two workers"]))
+        folder, words = (
+            tmp_path / str(attempt),
+            words_of("ncr", draw.choice(["resident", "two workers"])),
+        )
         first = server.start(folder, *words)
         after = draw.randrange(1, STEPS // 2)
         assert first.until(lambda first=first, after=after: first.steps >= after), first.said
@@ -113,7 +121,8 @@ def check_second_runs(server, whole, tmp_path, *, attempts):
         os.kill(first.pid, signal.SIGCONT)
         owner = f"process {first.pid} on {socket.gethostname()}"
         assert (
-            second.said == f"error: {folder} is in use by {owner}; wait for it, or choose another folder with --out\n"
+            second.said
+            == f"error: {folder} is in use by {owner}; wait for it, or choose another folder with --out\n"
         )
         assert first.end() == 0, first.said
         assert_same(folder, whole("ncr"))
@@ -184,12 +193,16 @@ def test_a_rank_does_not_wait_for_a_long_evaluation_by_another(server, tmp_path)
     (tmp_path / "slow.py").write_text(SLOW)
     words = [str(tmp_path / "slow.py"), "--set", "machine.timeout=2"]
     run = server.finish(tmp_path / "run", *words, launch="fork")
-    alone = load_file(run / "predictions" / "test.safetensors")["logits"]  # by one rank, when the others have gone
+    alone = load_file(run / "predictions" / "test.safetensors")[
+        "logits"
+    ]  # by one rank, when the others have gone
     truth = Toy(num_train=500, num_test=6000).open("test").labels.clean
     assert read_log(run)[-1]["test_accuracy"] == accuracy(alone, truth)
 
 
-@pytest.mark.parametrize(("first", "second"), [(None, "fork"), ("fork", None)], ids=["one, then two", "two, then one"])
+@pytest.mark.parametrize(
+    ("first", "second"), [(None, "fork"), ("fork", None)], ids=["one, then two", "two, then one"]
+)
 def test_a_run_goes_on_with_another_number_of_ranks(server, whole, tmp_path, first, second):
     job = server.start(tmp_path / "run", *words_of("mixup"), launch=first)
     counter = job.counter if first is None else job.counter.with_name(f"{job.counter.name}-0")
@@ -199,7 +212,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(server, whole, tmp_path, fir
     assert last_checkpoint(tmp_path / "run") > 0
     run, one = server.finish(tmp_path / "run", *words_of("mixup"), launch=second), whole("mixup")
     found, expected = weights(run), weights(one)
-    assert (found - expected).norm() < 1e-3 * expected.norm()  # a ReLU that rounding turns over moves a row of weights
+    assert (
+        found - expected
+    ).norm() < 1e-3 * expected.norm()  # a ReLU that rounding turns over moves a row of weights
     for entry, other in zip(read_log(run), read_log(one), strict=True):
         assert entry == pytest.approx(other, rel=1e-3, abs=0.01)  # an accuracy is of 200 examples
 
@@ -221,9 +236,13 @@ def check_fault(server, pair, folder, *, fault, draw, launch="fork", words=()):
     os.kill(victim, FAULTS[fault])
     assert job.until(lambda: is_over(victim)), job.said
     waited = time.monotonic() - began
-    assert waited < TIMEOUT + AGENT + 2, f"{fault} rank {rank}: it was there for another {waited:.1f} seconds"
+    assert waited < TIMEOUT + AGENT + 2, (
+        f"{fault} rank {rank}: it was there for another {waited:.1f} seconds"
+    )
     job.end()
-    assert json.loads((folder / "result.json").read_text())["finished"]  # gloo may abort after all is done
+    assert json.loads((folder / "result.json").read_text())[
+        "finished"
+    ]  # gloo may abort after all is done
     assert_same(folder, pair)
     return round(waited, 1)
 
@@ -240,9 +259,17 @@ def test_a_rank_that_was_killed_goes_on_with_the_draws_of_its_own_network(server
     check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
 
 
-def test_ranks_that_count_statistics_each_for_itself_learn_the_same_propagated_labels(server, tmp_path):
+def test_ranks_that_count_statistics_each_for_itself_learn_the_same_propagated_labels(
+    server, tmp_path
+):
     """Else a rank that is started again would learn those of the first, and not its own as before."""
-    words = [*words_of("ncr"), "--set", "backbone.batch_norm=true", "--set", "backbone.statistics=process"]
+    words = [
+        *words_of("ncr"),
+        "--set",
+        "backbone.batch_norm=true",
+        "--set",
+        "backbone.statistics=process",
+    ]
     words += ["--set", "propagate_at=1"]
     whole = server.finish(tmp_path / "whole", *words, launch="fork")
     check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
@@ -250,7 +277,13 @@ def test_ranks_that_count_statistics_each_for_itself_learn_the_same_propagated_l
 
 def test_ranks_that_count_statistics_each_for_itself_go_on_with_their_own(server, tmp_path):
     """By which the averaged weights of the other network teach."""
-    words = [*words_of("two networks"), "--set", "backbone.batch_norm=true", "--set", "backbone.statistics=process"]
+    words = [
+        *words_of("two networks"),
+        "--set",
+        "backbone.batch_norm=true",
+        "--set",
+        "backbone.statistics=process",
+    ]
     whole = server.finish(tmp_path / "whole", *words, launch="fork")
     check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
 
@@ -258,9 +291,17 @@ def test_ranks_that_count_statistics_each_for_itself_go_on_with_their_own(server
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "launch", "attempts"),
-    [("killed", "fork", 6), ("raising", "fork", 6), ("told", "fork", 4), ("hanging", "fork", 3), ("killed", "anew", 1)],
+    [
+        ("killed", "fork", 6),
+        ("raising", "fork", 6),
+        ("told", "fork", 4),
+        ("hanging", "fork", 3),
+        ("killed", "anew", 1),
+    ],
 )
-def test_two_ranks_survive_the_loss_of_one_each_time(server, pair, tmp_path, fault, launch, attempts):
+def test_two_ranks_survive_the_loss_of_one_each_time(
+    server, pair, tmp_path, fault, launch, attempts
+):
     draw = random.Random(f"{fault} {launch}")
     waited = [
         check_fault(server, pair, tmp_path / str(attempt), fault=fault, draw=draw, launch=launch)

@@ -18,7 +18,9 @@ by_signal = pytest.mark.parametrize("number", CODES, ids=lambda number: number.n
 def hold(job):
     """Stop the process where it is, as far as its steps go; how many it has done."""
     job.signal(signal.SIGSTOP)
-    assert job.until(lambda: Path(f"/proc/{job.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    assert job.until(
+        lambda: Path(f"/proc/{job.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    )
     return job.steps
 
 
@@ -42,24 +44,37 @@ def shell_code(code):
 def check_signals(server, whole, tmp_path, *, number, attempts, loadings):
     draw = random.Random(int(number))
     for attempt in range(attempts):
-        folder, words = tmp_path / str(attempt), words_of("ncr", loadings[attempt % len(loadings)], every=NEVER)
+        folder, words = (
+            tmp_path / str(attempt),
+            words_of("ncr", loadings[attempt % len(loadings)], every=NEVER),
+        )
         job = server.start(folder, *words)
         is_twice = attempt % 2 == 1
         done = interrupt(
-            job, number, after=draw.randrange(1, STEPS - 10), pause=draw.uniform(0, 0.01) if is_twice else None
+            job,
+            number,
+            after=draw.randrange(1, STEPS - 10),
+            pause=draw.uniform(0, 0.01) if is_twice else None,
         )
         assert shell_code(job.end()) == CODES[number], job.said
         told = f"stopped by {number.name}; run the same command again to go on in {folder}\n"
-        assert is_twice or job.said.endswith(told)  # a second signal may come before or after the word
+        assert is_twice or job.said.endswith(
+            told
+        )  # a second signal may come before or after the word
         assert last_checkpoint(folder) == job.steps
-        assert job.steps in (done, done + 1)  # it may have been held between a step and the look at the signals
+        assert job.steps in (
+            done,
+            done + 1,
+        )  # it may have been held between a step and the look at the signals
         server.finish(folder, *words)
         assert_same(folder, whole("ncr"))
 
 
 @by_signal
 def test_a_signaled_run_saves_at_once_and_goes_on(server, whole, tmp_path, number):
-    check_signals(server, whole, tmp_path, number=number, attempts=2, loadings=["resident", "two workers"])
+    check_signals(
+        server, whole, tmp_path, number=number, attempts=2, loadings=["resident", "two workers"]
+    )
 
 
 @pytest.mark.slow
@@ -89,7 +104,14 @@ def test_ways_of_loading_may_change_at_every_stop(server, whole, tmp_path):
 @pytest.mark.parametrize("experiment", ["ncr", "mixup", "two networks"])
 def test_ways_of_loading_may_change_at_each_of_many_stops(server, whole, tmp_path, experiment):
     for attempt in range(4):
-        check_stops(server, whole, tmp_path / str(attempt), experiment=experiment, draw=random.Random(attempt), stops=5)
+        check_stops(
+            server,
+            whole,
+            tmp_path / str(attempt),
+            experiment=experiment,
+            draw=random.Random(attempt),
+            stops=5,
+        )
 
 
 @pytest.mark.parametrize("loading", LOADINGS)
@@ -101,7 +123,9 @@ def test_all_ways_of_loading_give_the_same_bits(server, whole, tmp_path, loading
 @pytest.mark.slow
 @pytest.mark.parametrize("loading", LOADINGS)
 @pytest.mark.parametrize("experiment", ["mixup", "two networks"])
-def test_all_ways_of_loading_give_the_same_bits_whatever_is_learned(server, whole, tmp_path, experiment, loading):
+def test_all_ways_of_loading_give_the_same_bits_whatever_is_learned(
+    server, whole, tmp_path, experiment, loading
+):
     folder = server.finish(tmp_path / "run", *words_of(experiment, loading))
     assert_same(folder, whole(experiment))
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from faults.jobs import is_over
-from nearsay.display import Silent
-from nearsay.run import RunError
+from nearsay.errors import RunError
 from nearsay.sweep import grid, make_space, run_all, running, search
+from nearsay.training.display import Silent
 
 SMALL = ["data.num_train=200", "data.num_test=100", "batch_size=50", "backbone.hidden=(8,)"]
 HELD = [*SMALL, "held_out=0.2", "optimizer.lr=1e-4..1e-1:log"]
@@ -19,7 +19,7 @@ HELD = [*SMALL, "held_out=0.2", "optimizer.lr=1e-4..1e-1:log"]
 HOLD = """
 import sys, time
 from pathlib import Path
-from nearsay.run import open_run
+from nearsay.training.checkpoints import open_run
 with open_run(Path(sys.argv[1])):
     print(flush=True)
     time.sleep(float(sys.argv[2]))
@@ -53,14 +53,31 @@ def until(claim, seconds=60):
 
 def hold(folder, seconds):
     """Another process that uses the run for a while."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), str(seconds)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), str(seconds)], stdout=subprocess.PIPE
+    )
     assert process.stdout.readline() == b"\n"
     return process
 
 
 def test_the_runs_of_a_sweep_that_was_killed_save_and_end(tmp_path):
-    words = ["epochs=1000000", "seed=0,1", *(word for change in SMALL for word in ("--set", change))]
-    command = [sys.executable, "-m", "nearsay", "sweep", "toy", *words, "--at-once", "2", "--out", str(tmp_path)]
+    words = [
+        "epochs=1000000",
+        "seed=0,1",
+        *(word for change in SMALL for word in ("--set", change)),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "nearsay",
+        "sweep",
+        "toy",
+        *words,
+        "--at-once",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     sweep = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     pids = []
     try:

@@ -15,17 +15,18 @@ import pytest
 import torch
 from PIL import Image
 
-from nearsay import cli, loading, workers
-from nearsay.augment import Augment, RandomResizedCrop
-from nearsay.datasets import Folder
+from nearsay import cli
+from nearsay.data import Folder, loader, workers
+from nearsay.data.loader import Stream, sweep, training_reader
+from nearsay.errors import WorkerError
 from nearsay.experiment import Experiment, Machine
-from nearsay.loading import Stream, WorkerError, sweep, training_reader
+from nearsay.losses import CrossEntropy
 from nearsay.models import ResNet
-from nearsay.objectives import CrossEntropy
 from nearsay.optim import SGD, Constant
-from nearsay.predict import Pass
-from nearsay.run import open_run
-from nearsay.train import train
+from nearsay.training.checkpoints import open_run
+from nearsay.training.loop import train
+from nearsay.training.predict import Pass
+from nearsay.transforms import Augment, RandomResizedCrop
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
@@ -42,7 +43,9 @@ def photos(tmp_path_factory):
     for number in range(NUM):
         folder = root / ("cat", "dog")[number % 2]
         folder.mkdir(exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(folder / f"{number:02}.png")
+        Image.fromarray(draw.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(
+            folder / f"{number:02}.png"
+        )
     return root
 
 
@@ -72,14 +75,14 @@ def experiment(photos, **machine):
 
 def make_ill(monkeypatch, name, illness):
     """Let `illness` befall the worker that decodes the file of that name; the main process is never ill."""
-    decode, main = loading.decode, os.getpid()
+    decode, main = loader.decode, os.getpid()
 
     def decode_or_suffer(path):
         if path.name == name and os.getpid() != main:
             illness()
         return decode(path)
 
-    monkeypatch.setattr(loading, "decode", decode_or_suffer)
+    monkeypatch.setattr(loader, "decode", decode_or_suffer)
 
 
 def die():
@@ -111,7 +114,9 @@ ILLNESSES = {
 
 
 @pytest.mark.parametrize("illness", ILLNESSES)
-def test_a_run_whose_worker_dies_or_hangs_names_who_was_in_flight(photos, tmp_path, monkeypatch, illness):
+def test_a_run_whose_worker_dies_or_hangs_names_who_was_in_flight(
+    photos, tmp_path, monkeypatch, illness
+):
     act, told = ILLNESSES[illness]
     make_ill(monkeypatch, "17.png", act)
     wished = experiment(photos, timeout=1 if illness == "hung" else 60)
@@ -120,14 +125,21 @@ def test_a_run_whose_worker_dies_or_hangs_names_who_was_in_flight(photos, tmp_pa
         train(wished, tmp_path)
     assert time.monotonic() - start < 20
     assert caught.value.code == 70
-    assert re.search(r"in flight were (cat|dog)/\d\d\.png, .* and \d+ more; run the same command", str(caught.value))
+    assert re.search(
+        r"in flight were (cat|dog)/\d\d\.png, .* and \d+ more; run the same command",
+        str(caught.value),
+    )
     assert "\n" not in str(caught.value)
 
 
-def test_after_the_death_of_a_worker_the_run_goes_on_as_if_nothing_had_been(photos, tmp_path, monkeypatch):
+def test_after_the_death_of_a_worker_the_run_goes_on_as_if_nothing_had_been(
+    photos, tmp_path, monkeypatch
+):
     train(experiment(photos), tmp_path / "right")
-    order = loading.Order(torch.arange(NUM), batch_size=6, seed=0)
-    victim = Folder(path=photos).open("train").inputs.names[int(order.batch(7)[3])].partition("/")[2]
+    order = loader.Order(torch.arange(NUM), batch_size=6, seed=0)
+    victim = (
+        Folder(path=photos).open("train").inputs.names[int(order.batch(7)[3])].partition("/")[2]
+    )
     broken = tmp_path / "broken"
 
     def die_once_there_is_a_checkpoint():
@@ -141,7 +153,9 @@ def test_after_the_death_of_a_worker_the_run_goes_on_as_if_nothing_had_been(phot
     with open_run(broken) as run:
         assert run.load().step >= 3
     train(experiment(photos), broken)
-    assert (broken / "model.safetensors").read_bytes() == (tmp_path / "right" / "model.safetensors").read_bytes()
+    assert (broken / "model.safetensors").read_bytes() == (
+        tmp_path / "right" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_full_shared_memory_is_a_failure_of_a_worker(photos, tmp_path, monkeypatch):
@@ -152,7 +166,7 @@ def test_full_shared_memory_is_a_failure_of_a_worker(photos, tmp_path, monkeypat
         prepare(worker)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 
-    monkeypatch.setattr(loading, "ignore_signals", prepare_without_memory)
+    monkeypatch.setattr(loader, "ignore_signals", prepare_without_memory)
     start = time.monotonic()
     with pytest.raises(WorkerError, match=r"torch_\d+.*in flight were"):
         train(experiment(photos), tmp_path)
@@ -161,15 +175,45 @@ def test_full_shared_memory_is_a_failure_of_a_worker(photos, tmp_path, monkeypat
 
 def test_an_error_in_a_worker_is_told_as_such(photos, tmp_path, monkeypatch):
     make_ill(monkeypatch, "17.png", complain)
-    with pytest.raises(WorkerError, match=r"failed \(RuntimeError: something odd\); in flight were"):
+    with pytest.raises(
+        WorkerError, match=r"failed \(RuntimeError: something odd\); in flight were"
+    ):
         train(experiment(photos), tmp_path)
 
 
 def test_the_command_line_tells_it_in_one_sentence(photos, tmp_path, monkeypatch, capsys):
     make_ill(monkeypatch, "17.png", die)
-    arguments = ["size=8", "epochs=1", "batch_size=6", "held_out=0", "weights=none", "method=standard"]
-    chosen = ["--set", "backbone.width=2", "--set", "machine.workers=2", "--device", "cpu", "--quiet"]
-    assert cli.main(["train", "folder", f"path={photos}", *arguments, *chosen, "--out", str(tmp_path / "run")]) == 70
+    arguments = [
+        "size=8",
+        "epochs=1",
+        "batch_size=6",
+        "held_out=0",
+        "weights=none",
+        "method=standard",
+    ]
+    chosen = [
+        "--set",
+        "backbone.width=2",
+        "--set",
+        "machine.workers=2",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
+    assert (
+        cli.main(
+            [
+                "train",
+                "folder",
+                f"path={photos}",
+                *arguments,
+                *chosen,
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 70
+    )
     assert re.fullmatch(r"error: a worker that reads images failed .*\n", capsys.readouterr().err)
 
 
@@ -179,7 +223,14 @@ def files_of(photos):
 
 def test_a_pass_over_a_data_set_names_them_too(photos, monkeypatch):
     make_ill(monkeypatch, files_of(photos).names[-1].partition("/")[2], die)
-    how = Pass(normalize=None, size=8, device=torch.device("cpu"), dtype=torch.float32, workers=2, timeout=60)
+    how = Pass(
+        normalize=None,
+        size=8,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        workers=2,
+        timeout=60,
+    )
     network = ResNet(width=2).build(2).train()
     with pytest.raises(WorkerError, match=r"in flight were cat/00\.png"):
         how.over([network], files_of(photos))
@@ -206,7 +257,9 @@ def test_a_death_is_told_when_a_batch_is_waited_for_and_of_the_stream_it_belongs
     def work():
         next(rows)
         (worker,) = multiprocessing.active_children()
-        with sweep(files_of(photos), size=8, batch_size=1, workers=1, timeout=60.0, pin=False) as batches:
+        with sweep(
+            files_of(photos), size=8, batch_size=1, workers=1, timeout=60.0, pin=False
+        ) as batches:
             next(batches)
             os.kill(worker.pid, signal.SIGKILL)
             time.sleep(0.2)
@@ -214,7 +267,10 @@ def test_a_death_is_told_when_a_batch_is_waited_for_and_of_the_stream_it_belongs
             list(batches)
         next(rows)
 
-    with pytest.raises(WorkerError, match=r"in flight were cat/22\.png, cat/24\.png and 0 more"), stream.explained():
+    with (
+        pytest.raises(WorkerError, match=r"in flight were cat/22\.png, cat/24\.png and 0 more"),
+        stream.explained(),
+    ):
         work()
     assert finished == ["sleep"]
 
@@ -222,7 +278,10 @@ def test_a_death_is_told_when_a_batch_is_waited_for_and_of_the_stream_it_belongs
 def test_the_first_examples_are_named_even_if_nothing_was_read(photos, monkeypatch):
     make_ill(monkeypatch, "20.png", die)
     stream, rows = idle(photos)
-    with pytest.raises(WorkerError, match=r"in flight were cat/20\.png, cat/22\.png and 0 more"), stream.explained():
+    with (
+        pytest.raises(WorkerError, match=r"in flight were cat/20\.png, cat/22\.png and 0 more"),
+        stream.explained(),
+    ):
         next(rows)
 
 
@@ -234,17 +293,19 @@ def test_a_signal_to_a_worker_that_has_only_begun_is_ignored_too(photos, monkeyp
         os.kill(os.getpid(), number)
         workers.ignore_signals(worker)
 
-    monkeypatch.setattr(loading, "ignore_signals", prepare_too_late)
+    monkeypatch.setattr(loader, "ignore_signals", prepare_too_late)
     stream, rows = idle(photos)
     with stream.explained():
         assert len([next(rows) for _ in range(2)]) == 2
     rows.close()
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()  # the main process hears them again
+    assert (
+        signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    )  # the main process hears them again
 
 
 def test_a_worker_that_dies_at_once_is_missed(photos, monkeypatch):
     """So early that it is gone before anybody has begun to look."""
-    monkeypatch.setattr(loading, "ignore_signals", lambda worker: die())
+    monkeypatch.setattr(loader, "ignore_signals", lambda worker: die())
     start, children = time.monotonic(), multiprocessing.active_children
 
     def late():
@@ -258,7 +319,9 @@ def test_a_worker_that_dies_at_once_is_missed(photos, monkeypatch):
     assert time.monotonic() - start < 10
 
 
-def test_a_worker_that_dies_while_it_looks_whether_it_may_go_does_not_keep_the_others(photos, monkeypatch):
+def test_a_worker_that_dies_while_it_looks_whether_it_may_go_does_not_keep_the_others(
+    photos, monkeypatch
+):
     def ring(number, frame):
         raise TimeoutError("it waits for the dead")
 
@@ -319,7 +382,10 @@ def test_forty_failures_of_workers_end_forty_runs(photos, tmp_path, monkeypatch)
             make_ill(patch, draw.choice(names), ILLNESSES[illness][0])
             start = time.monotonic()
             with pytest.raises(WorkerError, match="in flight were"):
-                train(experiment(photos, timeout=timeout, workers=draw.choice([1, 2, 4])), tmp_path / str(number))
+                train(
+                    experiment(photos, timeout=timeout, workers=draw.choice([1, 2, 4])),
+                    tmp_path / str(number),
+                )
             assert time.monotonic() - start < 20
         assert multiprocessing.active_children() == []
 
@@ -331,7 +397,9 @@ def test_a_worker_that_dies_while_it_hands_over_a_batch_is_told_as_such(photos, 
         fail_after(rows, error)
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(32, "nobody reads"), FileNotFoundError(2, "elsewhere")])
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "nobody reads"), FileNotFoundError(2, "elsewhere")]
+)
 def test_other_errors_of_the_system_are_left_as_they_are(photos, error):
     stream, rows = idle(photos)
     with pytest.raises(type(error)), stream.explained():
@@ -339,6 +407,11 @@ def test_other_errors_of_the_system_are_left_as_they_are(photos, error):
 
 
 def test_where_there_are_no_files_numbers_are_named():
-    stream = Stream(loading.Reader(torch.zeros(9, 2), 8), lambda step: (torch.arange(step, step + 1), 0), 0, 60.0)
-    with pytest.raises(WorkerError, match="in flight were example 3, example 4 and 0 more"), stream.explained():
+    stream = Stream(
+        loader.Reader(torch.zeros(9, 2), 8), lambda step: (torch.arange(step, step + 1), 0), 0, 60.0
+    )
+    with (
+        pytest.raises(WorkerError, match="in flight were example 3, example 4 and 0 more"),
+        stream.explained(),
+    ):
         fail_after(stream.rows(range(2, 9)), RuntimeError("DataLoader is unhappy"))

@@ -7,19 +7,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from nearsay import dist, loading, optim
-from nearsay import step as step_module
-from nearsay.augment import Augment, ColorJitter, Cutout, Flip, Mixup, PadCrop, RandAugment, RandomResizedCrop, Views
-from nearsay.core import Batch
-from nearsay.datasets.digits import Digits
+from nearsay import distributed, optim
+from nearsay.batch import Batch
+from nearsay.data import loader
+from nearsay.data.digits import Digits
+from nearsay.data.loader import Order, Rows
+from nearsay.errors import NotFinite
 from nearsay.experiment import Experiment, Machine
-from nearsay.loading import Order, Rows
+from nearsay.losses import ELR, GJS, NCR, Bank, CrossEntropy, Nearsay
 from nearsay.models import MLP, ResNet
 from nearsay.noise import Symmetric
-from nearsay.objectives import ELR, GJS, NCR, Bank, CrossEntropy, Nearsay
 from nearsay.optim import SGD, AdamW, Cosine
-from nearsay.step import Setting, Step, make_learners
-from nearsay.train import NotFinite, train
+from nearsay.training import step as step_module
+from nearsay.training.loop import train
+from nearsay.training.step import Setting, Step, make_learners
+from nearsay.transforms import (
+    Augment,
+    ColorJitter,
+    Cutout,
+    Flip,
+    Mixup,
+    PadCrop,
+    RandAugment,
+    RandomResizedCrop,
+    Views,
+)
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -41,11 +53,17 @@ EXPERIMENTS = {
     "cross-entropy": replace(SMALL, objective=CrossEntropy()),
     "a start in the second epoch": replace(SMALL, objective=NCR(start_epoch=1)),
     "mixup": replace(SMALL, mixup=Mixup()),
-    "elr and a bank": replace(SMALL, objective=NCR(base=ELR(), bank=Bank(size=128), mask_partners=True), mixup=Mixup()),
-    "two views": replace(
-        SMALL, objective=GJS(), augment=Views(first=(PadCrop(padding=1),), second=(PadCrop(padding=1), ColorJitter()))
+    "elr and a bank": replace(
+        SMALL, objective=NCR(base=ELR(), bank=Bank(size=128), mask_partners=True), mixup=Mixup()
     ),
-    "two networks": replace(SMALL, networks=2, averaging=0.9, averaging_ramp=1.0, objective=ELR(), mixup=Mixup()),
+    "two views": replace(
+        SMALL,
+        objective=GJS(),
+        augment=Views(first=(PadCrop(padding=1),), second=(PadCrop(padding=1), ColorJitter())),
+    ),
+    "two networks": replace(
+        SMALL, networks=2, averaging=0.9, averaging_ramp=1.0, objective=ELR(), mixup=Mixup()
+    ),
     "adamw and clipping": replace(SMALL, optimizer=AdamW(lr=1e-3), clip=1.0),
     # Not NCR: strongly augmented digits can be quite alike, and which of two equally near ones is taken is left open.
     "strong": replace(
@@ -81,13 +99,18 @@ def ready(experiment, device, *, captures, compiles=False, dtype=torch.float32):
         captures=captures,
         compiles=compiles,
     )
-    return Step(experiment, setting, make_learners(experiment, len(images), 10, images[0], device)), order
+    return Step(
+        experiment, setting, make_learners(experiment, len(images), 10, images[0], device)
+    ), order
 
 
 def go(step, order, numbers):
     for number in numbers:
         epoch = number // order.batches_per_pass
-        step(Rows(order.batch(number), None), step.experiment.objective.stage(float(epoch), step.learners[0].memory))
+        step(
+            Rows(order.batch(number), None),
+            step.experiment.objective.stage(float(epoch), step.learners[0].memory),
+        )
     return {name: tensor.double().cpu() for name, tensor in step.tensors().items()}
 
 
@@ -107,12 +130,15 @@ def in_float64(monkeypatch):
             for name, tensor in learner.memory.items():
                 learner.memory[name] = tensor.double() if tensor.is_floating_point() else tensor
         return [
-            learner._replace(optimizer=experiment.optimizer.build(learner.network.parameters())) for learner in learners
+            learner._replace(optimizer=experiment.optimizer.build(learner.network.parameters()))
+            for learner in learners
         ]
 
     monkeypatch.setitem(globals(), "make_learners", make)
     monkeypatch.setattr(
-        step_module, "finish", lambda *arguments: loading.finish(*arguments).double().mul(4096).round() / 4096
+        step_module,
+        "finish",
+        lambda *arguments: loader.finish(*arguments).double().mul(4096).round() / 4096,
     )
 
 
@@ -147,7 +173,11 @@ def test_a_captured_step_is_the_plain_one(name):
     for key, value in plain.items():
         if "predicted" not in key and "changes" not in key:  # where two classes tie, either may win
             torch.testing.assert_close(
-                captured[key], value, rtol=1e-2, atol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
+                captured[key],
+                value,
+                rtol=1e-2,
+                atol=1e-3,
+                msg=lambda text, key=key: f"{key}: {text}",
             )
 
 
@@ -212,17 +242,27 @@ def test_a_compiled_step_learns_what_the_plain_one_learns(name, monkeypatch):
     start = ready(experiment, "cuda", captures=False)[0].tensors()
     compiled = go(*ready(experiment, "cuda", captures=True, compiles=True), range(8))
     plain = go(*ready(experiment, "cuda", captures=False), range(8))
-    assert any((plain[key] - value.cpu()).abs().max() > 0.01 for key, value in start.items() if "conv1.weight" in key)
+    assert any(
+        (plain[key] - value.cpu()).abs().max() > 0.01
+        for key, value in start.items()
+        if "conv1.weight" in key
+    )
     for key, value in plain.items():
         if key.startswith(("network", "average", "memory")):
             torch.testing.assert_close(
-                compiled[key], value, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+                compiled[key],
+                value,
+                rtol=1e-4,
+                atol=1e-5,
+                msg=lambda text, key=key: f"{key}: {text}",
             )
 
 
 @pytest.mark.parametrize("loading", ["resident", "streaming"])
 def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path, loading):
-    machine = Machine(device="cuda", precision="float32", loading=loading, checkpoint_steps=5, workers=2)
+    machine = Machine(
+        device="cuda", precision="float32", loading=loading, checkpoint_steps=5, workers=2
+    )
     experiment = replace(SMALL, epochs=2, machine=machine)
     whole = train(experiment, tmp_path / "whole")
     halves = replace(experiment)
@@ -262,12 +302,16 @@ def test_a_run_on_a_gpu_ends_with_76_where_it_is_not_finite(tmp_path):
     ids=lambda each: type(each).__name__,
 )
 def test_transforms_do_the_same_on_a_gpu(transform):
-    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     indices = torch.arange(64)
     here = transform(images, indices, seed=3, epoch=2)
     there = transform(images.cuda(), indices.cuda(), seed=3, epoch=2).cpu()
     off = (here.int() - there.int()).abs()
-    assert (off > 1).float().mean() < 2e-3  # a pixel on an edge may fall to either side, a rounded one may differ by 1
+    assert (
+        (off > 1).float().mean() < 2e-3
+    )  # a pixel on an edge may fall to either side, a rounded one may differ by 1
     assert (off > 0).float().mean() < 2e-2
 
 
@@ -303,20 +347,25 @@ def test_labels_and_paths_survive_a_run_on_a_gpu(tmp_path):
 
 
 def test_collectives_and_a_plain_step_run_over_nccl_with_one_process(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29555"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29555",
+    }.items():
         monkeypatch.setenv(name, value)
-    dist._meet("nccl", timedelta(seconds=60))
+    distributed._meet("nccl", timedelta(seconds=60))
     try:
         rows = torch.randn(4, 3, device="cuda", requires_grad=True)
-        gathered = dist._Gather.apply(rows)
+        gathered = distributed._Gather.apply(rows)
         gathered.square().sum().backward()
         torch.testing.assert_close(rows.grad, 2 * rows.detach())
         summed = torch.ones(3, device="cuda")
-        dist.distributed.all_reduce(summed)
-        dist.distributed.broadcast(summed, src=0)
+        distributed.distributed.all_reduce(summed)
+        distributed.distributed.broadcast(summed, src=0)
         assert summed.tolist() == [1.0, 1.0, 1.0]
         step, order = ready(SMALL, "cuda", captures=False)
         go(step, order, range(3))
         assert step.is_fine.item()
     finally:
-        dist.distributed.destroy_process_group()
+        distributed.distributed.destroy_process_group()

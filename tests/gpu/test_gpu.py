@@ -19,10 +19,10 @@ from nearsay import (
     ncr,
     one_hot,
     propagate_labels,
-    seeds,
+    rng,
 )
-from nearsay.adapters.criterion import NCRCriterion
-from nearsay.kernels.ncr import _function_for, _triton_function
+from nearsay.losses._ncr_fast import _function_for, _triton_function
+from nearsay.losses.criterion import NCRCriterion
 from nearsay.neighbors import nearest, normalize
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -80,10 +80,10 @@ def test_random_numbers_have_the_same_bits():
     examples = torch.cat([torch.arange(5000), torch.tensor([2**40 + 7, -1, 2**62])])
     for epoch in (0, 17, 2**31):
         for draw in (
-            lambda device, epoch=epoch: seeds.words(5, "test", epoch, examples.to(device), 7),
-            lambda device, epoch=epoch: seeds.uniform(5, "test", epoch, examples.to(device)),
-            lambda device, epoch=epoch: seeds.integers(5, "test", epoch, examples.to(device), 1000),
-            lambda device, epoch=epoch: seeds.shuffle(5, "test", epoch, examples.to(device)),
+            lambda device, epoch=epoch: rng.words(5, "test", epoch, examples.to(device), 7),
+            lambda device, epoch=epoch: rng.uniform(5, "test", epoch, examples.to(device)),
+            lambda device, epoch=epoch: rng.integers(5, "test", epoch, examples.to(device), 1000),
+            lambda device, epoch=epoch: rng.shuffle(5, "test", epoch, examples.to(device)),
         ):
             assert torch.equal(draw("cpu"), draw("cuda").cpu())
 
@@ -91,9 +91,16 @@ def test_random_numbers_have_the_same_bits():
 def test_mixup_is_the_same():
     for views in (1, 2):
         batch, _, _ = case()
-        batch = Batch(inputs=batch.inputs, targets=batch.targets, indices=batch.indices, views=views)
+        batch = Batch(
+            inputs=batch.inputs, targets=batch.targets, indices=batch.indices, views=views
+        )
         there = Mixup(alpha=0.4)(batch, seed=1, epoch=torch.tensor(3, device="cuda"))
-        here = Batch(inputs=batch.inputs.cpu(), targets=batch.targets.cpu(), indices=batch.indices.cpu(), views=views)
+        here = Batch(
+            inputs=batch.inputs.cpu(),
+            targets=batch.targets.cpu(),
+            indices=batch.indices.cpu(),
+            views=views,
+        )
         here = Mixup(alpha=0.4)(here, seed=1, epoch=3)
         assert torch.equal(there.mix.partners.cpu(), here.mix.partners)
         assert_close(there.mix.weight.cpu(), here.mix.weight)
@@ -120,7 +127,9 @@ def test_both_fast_versions_exist():
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("k", [1, 5, 40, 300, None])
 @pytest.mark.parametrize(
-    "size", [(2, 1, 1, 0), (64, 10, 16, 0), (33, 7, 5, 50), (500, 1100, 33, 0), (300, 11, 5000, 3)], ids=str
+    "size",
+    [(2, 1, 1, 0), (64, 10, 16, 0), (33, 7, 5, 50), (500, 1100, 33, 0), (300, 11, 5000, 3)],
+    ids=str,
 )
 def test_float32_agrees_with_float64_on_the_cpu(size, k, variant):
     num_rows, num_classes, num_features, num_pool = size
@@ -140,10 +149,18 @@ def test_float32_agrees_with_float64_on_the_cpu(size, k, variant):
     for device, dtype, kind in (("cpu", torch.float64, "fast"), ("cuda", torch.float32, "fast")):
         moved = [leaf.to(device, dtype).requires_grad_() for leaf in leaves]
         pool = (*moved[2:], indices[num_rows:].to(device)) if num_pool else None
-        given = {"k": k, "variant": variant, "reduction": "none", "implementation": kind, "pool": pool}
+        given = {
+            "k": k,
+            "variant": variant,
+            "reduction": "none",
+            "implementation": kind,
+            "pool": pool,
+        }
         who = indices[:num_rows].to(device)
         loss = ncr(*moved[:2], who, partners=partners.to(device) if num_pool else None, **given)
-        results.append([loss, *torch.autograd.grad((loss * upstream.to(device, dtype)).sum(), moved)])
+        results.append(
+            [loss, *torch.autograd.grad((loss * upstream.to(device, dtype)).sum(), moved)]
+        )
     for there, here in zip(results[1], results[0], strict=True):
         close = 1e-4 * float(here.detach().abs().max()) + 1e-9
         assert_close(there.cpu().double(), here, rtol=1e-3, atol=close)
@@ -192,7 +209,9 @@ def test_float64_agrees_with_float64_on_the_cpu(size, k, variant, implementation
     for device in ("cpu", "cuda"):
         leaves = [tensor.to(device).requires_grad_() for tensor in (logits, features)]
         kind = "fast" if device == "cpu" else implementation
-        loss = ncr(*leaves, indices.to(device), k=k, variant=variant, reduction="none", implementation=kind)
+        loss = ncr(
+            *leaves, indices.to(device), k=k, variant=variant, reduction="none", implementation=kind
+        )
         upstream = torch.linspace(-1, 2, num_rows, dtype=torch.float64, device=device)
         results.append([loss, *torch.autograd.grad((loss * upstream).sum(), leaves)])
     for there, here in zip(results[1], results[0], strict=True):
@@ -248,7 +267,9 @@ def test_a_step_equals_the_cpus_and_never_waits(objective):
         memory = {name: tensor.to(device) for name, tensor in objective.memory(200, 7, 16).items()}
         stage = objective.stage(1.0, memory)
         epoch = torch.tensor(1.0, device=device)
-        step(objective, batch, weights, memory, stage, epoch)  # tables and handles are made by the first call
+        step(
+            objective, batch, weights, memory, stage, epoch
+        )  # tables and handles are made by the first call
         with no_waiting() if device == "cuda" else contextlib.nullcontext():
             result = step(objective, batch, weights, memory, stage, epoch)
         results.append([*result, *memory.values()])
@@ -274,7 +295,11 @@ def test_a_captured_step_replays_as_it_runs(objective):
     for name, tensor in memory.items():
         tensor.copy_(start[name])
     by_hand = {name: tensor.clone() for name, tensor in start.items()}
-    for value in (1.0, 2.0, 3.0):  # another epoch means other partners and weights, without another capture
+    for value in (
+        1.0,
+        2.0,
+        3.0,
+    ):  # another epoch means other partners and weights, without another capture
         epoch.fill_(value)
         graph.replay()
         expected = step(objective, batch, weights, by_hand, stage, epoch.clone())
@@ -319,4 +344,6 @@ def test_propagation_agrees_with_the_cpu():
     features = torch.randn(500, 8, generator=generator, dtype=torch.float64)
     labels = torch.randint(-1, 5, (500,), generator=generator)
     here = propagate_labels(features, labels, k=10)
-    assert_close(propagate_labels(features.cuda(), labels.cuda(), k=10).cpu(), here, rtol=1e-4, atol=1e-7)
+    assert_close(
+        propagate_labels(features.cuda(), labels.cuda(), k=10).cpu(), here, rtol=1e-4, atol=1e-7
+    )

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.testing import assert_close
 
-from nearsay.core import Outputs
+from nearsay.batch import Outputs
 from nearsay.models import MLP, CosineHead, Linear, PreActResNet18, ResNet, Timm, load_weights
 
 IMAGES = [
@@ -41,7 +41,9 @@ def num_inputs_of(backbone):
 
 def make_inputs(backbone, dtype=torch.float32):
     shape = (B, 3, 32, 32) if backbone in IMAGES else (B, 7)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def build(backbone, seed=0, num_classes=C):
@@ -122,7 +124,11 @@ def test_training_normalizes_by_the_batch_and_remembers_it(backbone):
     inputs = make_inputs(backbone, torch.float64)
     before = deepcopy(network.state_dict())
     features = network(inputs).features
-    counts = [value for name, value in network.state_dict().items() if name.endswith("num_batches_tracked")]
+    counts = [
+        value
+        for name, value in network.state_dict().items()
+        if name.endswith("num_batches_tracked")
+    ]
     assert len(counts) > 0
     assert all(count == 1 for count in counts)
     averages = [name for name in before if "running" in name]
@@ -202,7 +208,9 @@ def test_backbone_is_a_value(backbone):
     name = fields(backbone)[0].name
     with pytest.raises(FrozenInstanceError):
         setattr(backbone, name, None)
-    same = type(backbone)(**{field.name: getattr(backbone, field.name) for field in fields(backbone)})
+    same = type(backbone)(
+        **{field.name: getattr(backbone, field.name) for field in fields(backbone)}
+    )
     assert same == backbone
     assert hash(same) == hash(backbone)
 
@@ -225,14 +233,20 @@ def test_features_of_another_width_are_refused(backbone):
         build(backbone)(torch.zeros(B, 8))
 
 
-@pytest.mark.parametrize("kind", [ResNet, PreActResNet18, MLP, lambda **choice: Timm(name="tiny", **choice)])
+@pytest.mark.parametrize(
+    "kind", [ResNet, PreActResNet18, MLP, lambda **choice: Timm(name="tiny", **choice)]
+)
 def test_unknown_statistics_are_refused(kind):
-    with pytest.raises(ValueError, match='statistics is \'rank\'; it must be "global" or "process"'):
+    with pytest.raises(
+        ValueError, match='statistics is \'rank\'; it must be "global" or "process"'
+    ):
         kind(statistics="rank")
 
 
 @pytest.mark.parametrize("statistics", ["global", "process"])
-@pytest.mark.parametrize("kind", [ResNet, PreActResNet18, MLP, lambda **choice: Timm(name="tiny", **choice)])
+@pytest.mark.parametrize(
+    "kind", [ResNet, PreActResNet18, MLP, lambda **choice: Timm(name="tiny", **choice)]
+)
 def test_statistics_reach_every_normalization(kind, statistics):
     network = kind(statistics=statistics).build(C, num_inputs=3)
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -250,7 +264,11 @@ def test_layers_of_a_perceptron():
     network = MLP(hidden=(16, 8)).build(C, num_inputs=7)
     names = [type(layer).__name__ for layer in network.body]
     assert names == ["Linear", "BatchNorm", "ReLU"] * 2
-    assert [tuple(p.shape) for p in network.parameters() if p.ndim == 2] == [(16, 7), (8, 16), (C, 8)]
+    assert [tuple(p.shape) for p in network.parameters() if p.ndim == 2] == [
+        (16, 7),
+        (8, 16),
+        (C, 8),
+    ]
     features = network(torch.randn(B, 7)).features
     assert (features >= 0).all()
     plain = MLP(hidden=(16,), batch_norm=False).build(C, num_inputs=7)

@@ -16,7 +16,9 @@ def make_cosine(scale=16.0, dtype=torch.float64):
 
 
 def make_features(dtype=torch.float64):
-    return torch.randn(B, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+    return torch.randn(B, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def test_linear_head_is_linear():
@@ -31,8 +33,12 @@ def test_cosine_head_is_scale_times_the_cosine(scale):
     for row in range(B):
         for label in range(C):
             pairs = list(zip(features[row].tolist(), head.weight[label].tolist(), strict=True))
-            lengths = math.sqrt(sum(x * x for x, _ in pairs)) * math.sqrt(sum(w * w for _, w in pairs))
-            assert math.isclose(logits[row, label].item(), scale * sum(x * w for x, w in pairs) / lengths)
+            lengths = math.sqrt(sum(x * x for x, _ in pairs)) * math.sqrt(
+                sum(w * w for _, w in pairs)
+            )
+            assert math.isclose(
+                logits[row, label].item(), scale * sum(x * w for x, w in pairs) / lengths
+            )
 
 
 @pytest.mark.parametrize("factor", [1e-30, 0.3, 1e30])
@@ -68,7 +74,8 @@ def test_gradient_of_cosine_head_is_its_slope():
     head, features = make_cosine(), make_features().requires_grad_()
     weight = head.weight.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda features, weight: torch.func.functional_call(head, {"weight": weight}, features), (features, weight)
+        lambda features, weight: torch.func.functional_call(head, {"weight": weight}, features),
+        (features, weight),
     )
 
 

@@ -23,7 +23,9 @@ every_layout = pytest.mark.parametrize(("shape", "layout"), LAYOUTS)
 
 
 def random(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def make_pair(shape, **choices):
@@ -45,7 +47,10 @@ def test_one_process_is_torch_bit_for_bit(shape, layout, dtype, choices):
     for norm in pair:
         if dtype == torch.float64:
             norm.double()
-        inputs = [random(*shape, seed=s, dtype=dtype).to(memory_format=layout).requires_grad_() for s in (3, 4, 5)]
+        inputs = [
+            random(*shape, seed=s, dtype=dtype).to(memory_format=layout).requires_grad_()
+            for s in (3, 4, 5)
+        ]
         outputs = [norm(inputs[0]), norm(inputs[1]), norm.eval()(inputs[2])]
         sum((output * random(*shape, seed=9, dtype=dtype)).sum() for output in outputs).backward()
         assert all(output.is_contiguous(memory_format=layout) for output in outputs)
@@ -63,7 +68,12 @@ def test_general_path_is_torch_on_one_process(shape, layout, dtype):
     theirs, ours = (norm.double() if dtype == torch.float64 else norm for norm in make_pair(shape))
     seen = []
     for norm in (theirs, ours):
-        inputs = (3 + random(*shape, seed=3, dtype=dtype)).to(memory_format=layout).detach().requires_grad_()
+        inputs = (
+            (3 + random(*shape, seed=3, dtype=dtype))
+            .to(memory_format=layout)
+            .detach()
+            .requires_grad_()
+        )
         if norm is theirs:
             outputs = norm(inputs)
         else:
@@ -72,8 +82,12 @@ def test_general_path_is_torch_on_one_process(shape, layout, dtype):
             outputs = _Normalize.apply(inputs, norm.weight, norm.bias, *moments, norm.eps)
         (outputs * random(*shape, seed=9, dtype=dtype)).sum().backward()
         assert outputs.dtype == inputs.grad.dtype == dtype
-        seen.append([outputs, inputs.grad, norm.weight.grad, norm.bias.grad, *norm.state_dict().values()])
-    rounding = {} if dtype == torch.float64 else {"rtol": 0.016, "atol": 0.01}  # torch itself rounds in between
+        seen.append(
+            [outputs, inputs.grad, norm.weight.grad, norm.bias.grad, *norm.state_dict().values()]
+        )
+    rounding = (
+        {} if dtype == torch.float64 else {"rtol": 0.016, "atol": 0.01}
+    )  # torch itself rounds in between
     for expected, actual in zip(*seen, strict=True):
         assert_close(actual, expected, **rounding)
 
@@ -103,7 +117,9 @@ def test_nothing_looks_at_a_number():
     with FakeTensorMode():
         for momentum in (0.1, None):
             norm = BatchNorm(C, momentum=momentum)
-            norm.num_batches_tracked = torch.empty((), dtype=torch.int64)  # the one it had is a known constant
+            norm.num_batches_tracked = torch.empty(
+                (), dtype=torch.int64
+            )  # the one it had is a known constant
             inputs = torch.randn(6, C, 5, 3, requires_grad=True)
             moments = _global_moments(inputs.detach())
             norm._track(*moments)
@@ -127,7 +143,10 @@ def test_other_shapes_are_refused(shape):
 
 
 def test_print_shows_which_rows_count():
-    assert repr(BatchNorm(3, statistics="process")) == "BatchNorm(3, eps=1e-05, momentum=0.1, statistics=process)"
+    assert (
+        repr(BatchNorm(3, statistics="process"))
+        == "BatchNorm(3, eps=1e-05, momentum=0.1, statistics=process)"
+    )
 
 
 def test_averaged_weights_can_be_recalibrated_by_torch():
@@ -170,7 +189,9 @@ def test_synchronize_replaces_what_it_knows_and_moves_the_tensors_over():
     kept = [network[2][1], network[2][2]]
     changed = synchronize(network, "process")
     assert changed is network
-    assert [isinstance(module, BatchNorm) for module in (network[1], network[2][0], network[5])] == [True] * 3
+    assert [
+        isinstance(module, BatchNorm) for module in (network[1], network[2][0], network[5])
+    ] == [True] * 3
     assert [network[2][1], network[2][2]] == kept
     assert all(one is other for one, other in zip(network.parameters(), parameters, strict=True))
     assert list(network.state_dict()) == names

@@ -39,7 +39,9 @@ def test_every_normalization_of_timm_counts_all_processes():
 
 def test_network_without_pooled_features_is_refused():
     network = Timm(name="unpooled").build(5)
-    with pytest.raises(ValueError, match=r"gives features \(2, 6, 4, 4\), not \(B, 6\); choose one that pools"):
+    with pytest.raises(
+        ValueError, match=r"gives features \(2, 6, 4, 4\), not \(B, 6\); choose one that pools"
+    ):
         network(torch.zeros(2, 3, 8, 8))
 
 
@@ -51,7 +53,9 @@ def test_head_is_not_drawn_from_the_numbers_of_the_body():
 
 
 def test_unknown_name_is_refused_with_those_nearby():
-    with pytest.raises(ValueError, match="timm has no network named 'tinny'; it has tiny and others"):
+    with pytest.raises(
+        ValueError, match="timm has no network named 'tinny'; it has tiny and others"
+    ):
         Timm(name="tinny").build(5)
     with pytest.raises(ValueError, match=r"timm cannot build 'tiny.b9': Invalid pretrained tag"):
         Timm(name="tiny.b9").build(5)
@@ -64,11 +68,14 @@ def test_missing_timm_names_the_extra(monkeypatch):
 
 
 def test_broken_torchvision_is_one_sentence(monkeypatch, tmp_path):
-    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist\\nmore')")
+    (tmp_path / "timm.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist\\nmore')"
+    )
     monkeypatch.delitem(sys.modules, "timm")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        ImportError, match=r"^timm cannot be imported \(operator torchvision::nms does not exist\); let"
+        ImportError,
+        match=r"^timm cannot be imported \(operator torchvision::nms does not exist\); let",
     ):
         Timm(name="tiny").build(5)
 
@@ -87,12 +94,20 @@ def test_weights_come_from_a_file_without_its_classifier(tmp_path):
     assert "head_dist.weight" in load_file(path)
     network = Timm(name="tiny", weights=str(path)).build(5)
     body = network.body.state_dict()
-    assert_close(body, {name: value for name, value in donor.state_dict().items() if name in body}, rtol=0, atol=0)
+    assert_close(
+        body,
+        {name: value for name, value in donor.state_dict().items() if name in body},
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_file_of_another_network_is_refused(tmp_path):
     path = write(tmp_path, small().state_dict())
-    with pytest.raises(ValueError, match=r"it lacks stem.weight, norm.weight, norm.bias and \d+ more; the network has"):
+    with pytest.raises(
+        ValueError,
+        match=r"it lacks stem.weight, norm.weight, norm.bias and \d+ more; the network has",
+    ):
         Timm(name="tiny", weights=str(path)).build(5)
 
 
@@ -109,8 +124,9 @@ def test_without_leave_nothing_is_downloaded_and_the_cure_is_named(hub, monkeypa
         monkeypatch.setenv(OFFLINE, wished)
     with pytest.raises(ValueError, match=r"^the weights of tiny are not on this machine") as caught:
         Timm(name="tiny", weights="timm").build(5)
-    assert "choose download=True, or bring model.safetensors of https://huggingface.co/timm/tiny.a1" in str(
-        caught.value
+    assert (
+        "choose download=True, or bring model.safetensors of https://huggingface.co/timm/tiny.a1"
+        in str(caught.value)
     )
     assert "\n" not in str(caught.value)
     assert hub.tried == [False]
@@ -148,7 +164,9 @@ def test_with_leave_the_network_is_tried(hub):
 
 
 def test_weights_that_do_not_come_from_the_hub_need_leave_as_well(hub):
-    with pytest.raises(ValueError, match=r"choose download=True, or bring https://example.org/narrow.pth"):
+    with pytest.raises(
+        ValueError, match=r"choose download=True, or bring https://example.org/narrow.pth"
+    ):
         Timm(name="narrow", weights="timm").build(5)
     assert hub.tried == []
 
@@ -162,13 +180,17 @@ def test_other_number_of_classes_is_refused_unless_the_head_is_skipped(tmp_path)
     donor, network = small(9, seed=1), small(5, seed=2)
     path = write(tmp_path, donor.state_dict())
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    with pytest.raises(ValueError, match=r"fc.weight \(9, 16\) instead of \(5, 16\).*skip_head=True leaves") as caught:
+    with pytest.raises(
+        ValueError, match=r"fc.weight \(9, 16\) instead of \(5, 16\).*skip_head=True leaves"
+    ) as caught:
         load_weights(network, path)
     assert str(path) in str(caught.value)
     assert_close(network.state_dict(), before, rtol=0, atol=0)  # all or nothing
     load_weights(network, path, skip_head=True)
     for name, value in network.state_dict().items():
-        assert torch.equal(value, before[name] if name.startswith("fc.") else donor.state_dict()[name]), name
+        assert torch.equal(
+            value, before[name] if name.startswith("fc.") else donor.state_dict()[name]
+        ), name
 
 
 def test_head_is_skipped_even_where_it_would_fit(tmp_path):
@@ -197,7 +219,10 @@ def test_what_is_missing_unexpected_or_of_another_shape_is_named(tmp_path):
 def test_file_that_lacks_something_is_refused(tmp_path):
     state = small().state_dict()
     del state["layer1.0.bn1.running_mean"]
-    with pytest.raises(ValueError, match=r"does not fit: it lacks layer1.0.bn1.running_mean; it must be the file of"):
+    with pytest.raises(
+        ValueError,
+        match=r"does not fit: it lacks layer1.0.bn1.running_mean; it must be the file of",
+    ):
         load_weights(small(), write(tmp_path, state))
 
 
@@ -228,7 +253,9 @@ def test_weights_are_copied_into_the_precision_and_layout_of_the_network(tmp_pat
 @pytest.mark.parametrize("content", [b"", b"\x80\x02not safetensors"])
 def test_file_of_another_kind_is_refused(tmp_path, content):
     (tmp_path / "weights.pth").write_bytes(content)
-    with pytest.raises(ValueError, match=r"weights.pth is no safetensors file \(.*\); convert weights with"):
+    with pytest.raises(
+        ValueError, match=r"weights.pth is no safetensors file \(.*\); convert weights with"
+    ):
         load_weights(small(), tmp_path / "weights.pth")
 
 

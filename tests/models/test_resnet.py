@@ -23,12 +23,18 @@ from nearsay.models.resnet import BLOCKS
         # 11 171 146 is said of this network where the first convolution has no normalization (2 · 64 parameters)
         (PreActResNet18(), 10, 11_171_146 + 2 * 64),
         # five more shortcuts than usual: 64→64 twice, 128→128, 256→256, 512→512, each with a normalization
-        (ResNet(projection="all"), 10, 11_173_962 + 2 * 64**2 + 128**2 + 256**2 + 512**2 + 2 * (2 * 64 + 896)),
+        (
+            ResNet(projection="all"),
+            10,
+            11_173_962 + 2 * 64**2 + 128**2 + 256**2 + 512**2 + 2 * (2 * 64 + 896),
+        ),
     ],
     ids=repr,
 )
 def test_number_of_parameters_is_the_published_one(backbone, num_classes, expected):
-    assert sum(parameter.numel() for parameter in backbone.build(num_classes).parameters()) == expected
+    assert (
+        sum(parameter.numel() for parameter in backbone.build(num_classes).parameters()) == expected
+    )
 
 
 def randomized(backbone, num_classes=5):
@@ -50,7 +56,9 @@ def make_oracle(state):
         return conv2d(inputs, weight, stride=stride, padding=weight.shape[-1] // 2)
 
     def norm(name, inputs):
-        parts = (state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        parts = (
+            state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
+        )
         return batch_norm(inputs, *parts)
 
     return conv, norm
@@ -101,17 +109,38 @@ def expected_outputs(backbone, state, images):
 )
 def test_network_computes_what_the_papers_say(backbone):
     network = randomized(backbone)
-    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    images = torch.randn(
+        2, 3, 64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     assert_close(tuple(network(images)), expected_outputs(backbone, network.state_dict(), images))
 
 
 def test_names_are_those_of_torchvision_and_timm():
     names = ResNet(depth=50, width=2, small_images=False).build(5).state_dict().keys()
-    wanted = {"conv1.weight", "bn1.running_var", "layer1.0.conv3.weight", "layer1.0.bn3.bias", "fc.weight", "fc.bias"}
-    wanted |= {"layer1.0.downsample.0.weight", "layer4.0.downsample.1.weight", "layer3.5.conv2.weight"}
+    wanted = {
+        "conv1.weight",
+        "bn1.running_var",
+        "layer1.0.conv3.weight",
+        "layer1.0.bn3.bias",
+        "fc.weight",
+        "fc.bias",
+    }
+    wanted |= {
+        "layer1.0.downsample.0.weight",
+        "layer4.0.downsample.1.weight",
+        "layer3.5.conv2.weight",
+    }
     assert wanted <= names
     assert "layer1.1.downsample.0.weight" not in names
-    assert {name.split(".")[0] for name in names} == {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"}
+    assert {name.split(".")[0] for name in names} == {
+        "conv1",
+        "bn1",
+        "layer1",
+        "layer2",
+        "layer3",
+        "layer4",
+        "fc",
+    }
 
 
 @pytest.mark.parametrize(("projection", "expected"), [("first", 3), ("all", 8)])
@@ -129,16 +158,24 @@ def test_block_that_starts_at_zero_is_its_shortcut(depth):
             for block in layer:
                 places = torch.randn(3, block.conv1.in_channels, 8, 8)
                 assert torch.equal(block(places), relu(block.downsample(places))) == is_zero
-                *inner, last = (block.bn1, block.bn2) if depth == 18 else (block.bn1, block.bn2, block.bn3)
+                *inner, last = (
+                    (block.bn1, block.bn2) if depth == 18 else (block.bn1, block.bn2, block.bn3)
+                )
                 assert (last.weight == (0 if is_zero else 1)).all()
                 assert all((norm.weight == 1).all() for norm in inner)
         assert network(images).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("backbone", [ResNet(), ResNet(small_images=False), PreActResNet18()], ids=repr)
+@pytest.mark.parametrize(
+    "backbone", [ResNet(), ResNet(small_images=False), PreActResNet18()], ids=repr
+)
 def test_convolutions_start_as_he_et_al_draw_them(backbone):
     network = backbone.build(10)
-    for weight in (network.conv1.weight, network.layer2[0].conv1.weight, network.layer4[1].conv2.weight):
+    for weight in (
+        network.conv1.weight,
+        network.layer2[0].conv1.weight,
+        network.layer4[1].conv2.weight,
+    ):
         fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
         assert math.isclose(weight.std().item(), math.sqrt(2 / fan_out), rel_tol=0.05)
         assert abs(weight.mean()) < 0.1 * weight.std()

@@ -9,16 +9,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nearsay.augment import IMAGENET_COLORS, PLUS_MINUS_ONE, Flip, Mixup, PadCrop, RandomResizedCrop
 from nearsay.config import apply_overrides, call_recipe
-from nearsay.datasets import Clothing1M, MiniImageNet, MiniWebVision, Toy, WebVision
+from nearsay.data import Clothing1M, MiniImageNet, MiniWebVision, Toy, WebVision
 from nearsay.experiment import Machine
+from nearsay.losses import ELR, NCR, Bootstrap, CrossEntropy
 from nearsay.models import CosineHead, PreActResNet18, ResNet
-from nearsay.objectives import ELR, NCR, Bootstrap, CrossEntropy
 from nearsay.optim import SGD, Cosine, CosineRestarts, MultiStep
 from nearsay.recipes import cifar10, cifar100, clothing1m, digits, mini_imagenet, toy, webvision
-from nearsay.splits import open_splits
-from nearsay.train import train
+from nearsay.training.loop import train
+from nearsay.training.splits import open_splits
+from nearsay.transforms import (
+    IMAGENET_COLORS,
+    PLUS_MINUS_ONE,
+    Flip,
+    Mixup,
+    PadCrop,
+    RandomResizedCrop,
+)
 
 PATH = Path("/data/mine")
 CIFARS = {"cifar10": cifar10, "cifar100": cifar100}
@@ -45,10 +52,19 @@ PRINTED = {
 def test_network_and_optimizer_are_as_printed(name):
     batch_size, lr, epochs, weight_decay, depth = NETWORKS[name]
     experiment = PRINTED[name]()
-    assert (experiment.batch_size, experiment.epochs, experiment.networks) == (batch_size, epochs, 1)
-    assert experiment.optimizer == SGD(lr=lr, momentum=0.9, nesterov=False, weight_decay=weight_decay)
+    assert (experiment.batch_size, experiment.epochs, experiment.networks) == (
+        batch_size,
+        epochs,
+        1,
+    )
+    assert experiment.optimizer == SGD(
+        lr=lr, momentum=0.9, nesterov=False, weight_decay=weight_decay
+    )
     assert experiment.schedule == Cosine(warmup=5.0, final=0.0)
-    assert (experiment.backbone.depth, experiment.backbone.small_images) == (depth, name.startswith("cifar"))
+    assert (experiment.backbone.depth, experiment.backbone.small_images) == (
+        depth,
+        name.startswith("cifar"),
+    )
     if not name.startswith("cifar"):
         assert experiment.augment.transforms == (RandomResizedCrop(size=224), Flip())
         assert (experiment.image_size, experiment.normalize) == (224, IMAGENET_COLORS)
@@ -80,9 +96,15 @@ MINI_IMAGENET = {
 @pytest.mark.parametrize("color", ["red", "blue"])
 def test_mini_imagenet_has_a_column_of_the_table_for_each_noise_rate(hyper, color):
     for noise, (alpha, k, start) in MINI_IMAGENET[hyper].items():
-        experiment = mini_imagenet.recipe(PATH, color=color, noise=noise, hyper=hyper, held_out_set=True)
-        assert experiment.objective == NCR(alpha=alpha, k=k, temperature=2.0, start_epoch=start, variant=hyper)
-        assert experiment.data == MiniImageNet(path=PATH, color=color, noise=noise, held_out_set=True)
+        experiment = mini_imagenet.recipe(
+            PATH, color=color, noise=noise, hyper=hyper, held_out_set=True
+        )
+        assert experiment.objective == NCR(
+            alpha=alpha, k=k, temperature=2.0, start_epoch=start, variant=hyper
+        )
+        assert experiment.data == MiniImageNet(
+            path=PATH, color=color, noise=noise, held_out_set=True
+        )
         assert experiment.noise is None
 
 
@@ -125,7 +147,9 @@ def test_webvision_is_a_cosine_classifier_and_batches_as_large_as_there_are_clas
     assert mini.backbone == ResNet(depth=50, small_images=False, head=CosineHead())
     assert (mini.data, full.data) == (MiniWebVision(path=PATH), WebVision(path=PATH))
     assert full == replace(mini, data=full.data, batch_size=1024)
-    call = apply_overrides(call_recipe("webvision", ["path=/x", "subset=full"]), ["backbone.head.scale=9"])
+    call = apply_overrides(
+        call_recipe("webvision", ["path=/x", "subset=full"]), ["backbone.head.scale=9"]
+    )
     assert call.experiment.backbone.head == CosineHead(scale=9.0)
     with pytest.raises(ValueError, match="subset='tiny' must be one of mini, full"):
         webvision.recipe(PATH, subset="tiny")
@@ -147,7 +171,9 @@ def test_clothing1m_fine_tunes_on_a_thousand_balanced_batches_an_epoch():
 @pytest.mark.parametrize(("name", "start"), [("cifar10", 50), ("cifar100", 200)])
 def test_beside_elr_plus_ncr_is_as_the_paper_prints_on_two_networks(name, start):
     experiment = PRINTED[name](method="ncr+elr+")
-    assert replace(experiment.objective, base=CrossEntropy()) == NCR(alpha=0.1, k=10, start_epoch=start)
+    assert replace(experiment.objective, base=CrossEntropy()) == NCR(
+        alpha=0.1, k=10, start_epoch=start
+    )
     assert experiment.backbone == PreActResNet18()
     assert (experiment.networks, experiment.averaging, experiment.judged) == (2, 0.997, "networks")
     assert experiment.averaging_ramp == pytest.approx(113.636, abs=1e-3)
@@ -168,14 +194,25 @@ def test_the_short_protocol_shortens_what_happens_on_the_way():
 ELR_TABLE = [
     ("cifar10", "elr", "symmetric", 150, CosineRestarts(period=10, minimum=0.05), 1e-3, 0.7, 3),
     ("cifar10", "elr", "asymmetric", 120, MultiStep(milestones=(40, 80), gamma=0.01), 1e-3, 0.9, 1),
-    ("cifar100", "elr", "symmetric", 150, MultiStep(milestones=(80, 120), gamma=0.01), 1e-3, 0.9, 7),
+    (
+        "cifar100",
+        "elr",
+        "symmetric",
+        150,
+        MultiStep(milestones=(80, 120), gamma=0.01),
+        1e-3,
+        0.9,
+        7,
+    ),
     ("cifar10", "elr+", "symmetric", 200, MultiStep(milestones=(150,), gamma=0.1), 5e-4, 0.7, 3),
     ("cifar10", "elr+", "asymmetric", 200, MultiStep(milestones=(150,), gamma=0.1), 5e-4, 0.9, 1),
     ("cifar100", "elr+", "symmetric", 250, MultiStep(milestones=(200,), gamma=0.1), 5e-4, 0.9, 7),
 ]
 
 
-@pytest.mark.parametrize(("name", "method", "kind", "epochs", "schedule", "weight_decay", "beta", "weight"), ELR_TABLE)
+@pytest.mark.parametrize(
+    ("name", "method", "kind", "epochs", "schedule", "weight_decay", "beta", "weight"), ELR_TABLE
+)
 def test_the_protocol_of_elr_is_that_of_its_public_code(
     name, method, kind, epochs, schedule, weight_decay, beta, weight
 ):
@@ -188,27 +225,44 @@ def test_the_protocol_of_elr_is_that_of_its_public_code(
     assert experiment.mixup == (Mixup(alpha=1.0) if is_pair else None)
     assert experiment.averaging_ramp == (40_000 / 352 if is_pair else 0)
     is_slow = is_pair and name == "cifar100"
-    assert experiment.objective == ELR(beta=beta, weight=weight, ramp=40_000 / 352 if is_slow else 0.0, reweigh=is_slow)
-    assert (experiment.batch_size, experiment.held_out, experiment.validation_labels) == (128, 5000, "given")
+    assert experiment.objective == ELR(
+        beta=beta, weight=weight, ramp=40_000 / 352 if is_slow else 0.0, reweigh=is_slow
+    )
+    assert (experiment.batch_size, experiment.held_out, experiment.validation_labels) == (
+        128,
+        5000,
+        "given",
+    )
     assert experiment.augment.transforms == (PadCrop(padding=4, mode="zeros"), Flip())
 
 
 def test_other_methods_of_one_network_are_trained_as_elr_is():
     elr = cifar10.recipe(PATH, method="elr", protocol="elr")
-    assert cifar10.recipe(PATH, method="standard", protocol="elr") == replace(elr, objective=CrossEntropy())
+    assert cifar10.recipe(PATH, method="standard", protocol="elr") == replace(
+        elr, objective=CrossEntropy()
+    )
     beside = cifar10.recipe(PATH, method="ncr+elr", protocol="elr")
-    assert beside == replace(elr, objective=NCR(alpha=0.1, k=10, start_epoch=30, base=elr.objective))
+    assert beside == replace(
+        elr, objective=NCR(alpha=0.1, k=10, start_epoch=30, base=elr.objective)
+    )
     pair = cifar10.recipe(PATH, method="elr+", protocol="elr")
     beside = cifar10.recipe(PATH, method="ncr+elr+", protocol="elr")
-    assert beside == replace(pair, objective=NCR(alpha=0.1, k=10, start_epoch=50, base=pair.objective))
+    assert beside == replace(
+        pair, objective=NCR(alpha=0.1, k=10, start_epoch=50, base=pair.objective)
+    )
 
 
 def test_an_explicit_length_scales_milestones_periods_and_ramps():
     def shorter(module, **choices):
         return module.recipe(PATH, protocol="elr", **choices)
 
-    assert shorter(cifar10, method="elr", epochs=15).schedule == CosineRestarts(period=1.0, minimum=0.05)
-    assert shorter(cifar10, method="elr", kind="asymmetric", epochs=60).schedule.milestones == (20.0, 40.0)
+    assert shorter(cifar10, method="elr", epochs=15).schedule == CosineRestarts(
+        period=1.0, minimum=0.05
+    )
+    assert shorter(cifar10, method="elr", kind="asymmetric", epochs=60).schedule.milestones == (
+        20.0,
+        40.0,
+    )
     pair = shorter(cifar100, method="ncr+elr+", epochs=50)
     assert pair.schedule.milestones == (40.0,)
     assert pair.objective.start_epoch == 40
@@ -219,7 +273,14 @@ def test_an_explicit_length_scales_milestones_periods_and_ramps():
 
 def test_what_is_asked_for_goes_before_the_protocol():
     experiment = cifar10.recipe(
-        PATH, method="ncr+elr+", protocol="elr", held_out=0, labeled=0.5, noise_per_network=True, alpha=0.3, k=4
+        PATH,
+        method="ncr+elr+",
+        protocol="elr",
+        held_out=0,
+        labeled=0.5,
+        noise_per_network=True,
+        alpha=0.3,
+        k=4,
     )
     assert (experiment.held_out, experiment.labeled, experiment.noise_per_network) == (0, 0.5, True)
     assert (experiment.objective.alpha, experiment.objective.k) == (0.3, 4)
@@ -243,7 +304,8 @@ def test_elr_plus_trains_two_networks_that_differ_and_comes_to_a_result(name, tm
         result = train(experiment, tmp_path / method)
         weights = load_file(tmp_path / method / "model.safetensors")
         first, second = (
-            {key[2:]: tensor for key, tensor in weights.items() if key.startswith(prefix)} for prefix in ("0.", "1.")
+            {key[2:]: tensor for key, tensor in weights.items() if key.startswith(prefix)}
+            for prefix in ("0.", "1.")
         )
         assert first.keys() == second.keys()
         assert len(first) + len(second) == len(weights)
@@ -251,7 +313,9 @@ def test_elr_plus_trains_two_networks_that_differ_and_comes_to_a_result(name, tm
         assert moving
         assert not any(first[key].equal(second[key]) for key in moving)
         assert 0 < result["accuracy"]["test"]["final"] <= 1
-        [entry] = [json.loads(line) for line in (tmp_path / method / "log.jsonl").read_text().splitlines()]
+        [entry] = [
+            json.loads(line) for line in (tmp_path / method / "log.jsonl").read_text().splitlines()
+        ]
         assert {"cross_entropy", "elr"} <= entry.keys()
         assert ("ncr" in entry) == method.startswith("ncr")
 
@@ -264,7 +328,11 @@ def test_the_oracle_trains_only_on_right_labels(tmp_path):
         seen = load_file(tmp_path / method / "dynamics.safetensors")["count"] > 0
         is_wrong = torch.from_numpy(labels["given"] != labels["clean"])
         assert is_right.all() == (method == "oracle")
-        assert len(is_right) == result["labels"]["num_examples"] == (1200 if method == "oracle" else 2000)
+        assert (
+            len(is_right)
+            == result["labels"]["num_examples"]
+            == (1200 if method == "oracle" else 2000)
+        )
         assert seen.any()
         assert (seen & is_wrong).any() == (method == "standard")
 
@@ -276,6 +344,8 @@ def test_a_tenth_of_the_labels_hides_nine_tenths(name):
     splits = open_splits(replace(experiment, data=small, normalize=None))
     assert (splits.labels.given == -1).sum() == 450
     assert len(splits.train) == 500
-    assert CIFARS[name].recipe(PATH, labeled=0.1, protocol="elr").held_out == 500  # those without labels cannot be
+    assert (
+        CIFARS[name].recipe(PATH, labeled=0.1, protocol="elr").held_out == 500
+    )  # those without labels cannot be
     everything = CIFARS[name].recipe(PATH)
     assert (open_splits(replace(everything, data=small, normalize=None)).labels.given >= 0).all()

@@ -8,24 +8,19 @@ from typing import get_args
 import pytest
 import torch
 
-from nearsay.augment import (
-    CIFAR10_COLORS,
-    CIFAR100_COLORS,
-    IMAGENET_COLORS,
-    Augment,
-    ColorJitter,
-    Cutout,
-    Mixup,
-    RandAugment,
-    RandomResizedCrop,
-    Views,
-)
-from nearsay.core import Batch, one_hot
-from nearsay.datasets import Cifar10, Cifar100
+from nearsay.batch import Batch, one_hot
+from nearsay.data import Cifar10, Cifar100
 from nearsay.experiment import Experiment
+from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy
 from nearsay.models import MLP, ResNet, Timm
-from nearsay.noise import Asymmetric, AsymmetricInPlace, InstanceDependent, OpenSet, PairFlip, Symmetric
-from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy
+from nearsay.noise import (
+    Asymmetric,
+    AsymmetricInPlace,
+    InstanceDependent,
+    OpenSet,
+    PairFlip,
+    Symmetric,
+)
 from nearsay.optim import SGD, AdamW, Cosine
 from nearsay.recipes import (
     _images,
@@ -42,6 +37,18 @@ from nearsay.recipes import (
     webvision,
 )
 from nearsay.recipes.methods import FeatureMethod, Method, WebMethod, choose
+from nearsay.transforms import (
+    CIFAR10_COLORS,
+    CIFAR100_COLORS,
+    IMAGENET_COLORS,
+    Augment,
+    ColorJitter,
+    Cutout,
+    Mixup,
+    RandAugment,
+    RandomResizedCrop,
+    Views,
+)
 
 PATH = Path("/data/mine")
 RECIPES = {
@@ -77,7 +84,9 @@ def made(name, **choices) -> Experiment:
 
 
 def methods_of(name):
-    return get_args(FeatureMethod if name in ON_FEATURES else WebMethod if name in FROM_THE_WEB else Method)
+    return get_args(
+        FeatureMethod if name in ON_FEATURES else WebMethod if name in FROM_THE_WEB else Method
+    )
 
 
 def put_weights(cache, name):
@@ -122,7 +131,9 @@ def test_a_method_is_its_objective_and_its_mixup(method, objective, is_mixed):
     fields = choice.fields(10)
     assert fields.get("propagate_at") == (5 if method == "label-propagation" else None)
     assert fields["only_clean"] == method.startswith("oracle")
-    assert (fields.get("networks", 1), fields.get("averaging")) == ((2, 0.997) if "elr+" in method else (1, None))
+    assert (fields.get("networks", 1), fields.get("averaging")) == (
+        (2, 0.997) if "elr+" in method else (1, None)
+    )
     # Only ELR+ has averages, and judges the networks themselves.
     assert fields.get("judged", "auto") == ("networks" if "elr+" in method else "auto")
 
@@ -131,7 +142,9 @@ def test_every_method_has_a_name_and_those_of_features_need_no_second_view():
     assert [name for name in get_args(Method) if choose(name, ncr=NCR()).num_views == 1] == list(
         get_args(FeatureMethod)
     )
-    assert [name for name in get_args(Method) if not choose(name, ncr=NCR()).only_clean] == list(get_args(WebMethod))
+    assert [name for name in get_args(Method) if not choose(name, ncr=NCR()).only_clean] == list(
+        get_args(WebMethod)
+    )
     with pytest.raises(ValueError, match="method='nrc' must be one of standard, mixup, "):
         choose("nrc", ncr=NCR())
 
@@ -148,7 +161,9 @@ def test_every_recipe_takes_every_method(name):
         experiment = made(name, method=method)
         is_mixed = "mixup" in method or "elr+" in method
         wanted = Mixup(alpha=1.0, views="first") if method == "nearsay" else None
-        assert experiment.mixup == (Mixup(alpha=1.0 if "cifar" in name else 0.5) if is_mixed else wanted)
+        assert experiment.mixup == (
+            Mixup(alpha=1.0 if "cifar" in name else 0.5) if is_mixed else wanted
+        )
         assert experiment.networks == (2 if "elr+" in method else 1)
         assert experiment.only_clean == method.startswith("oracle")
         if name in ON_FEATURES:
@@ -160,7 +175,11 @@ def test_every_recipe_takes_every_method(name):
             assert experiment.augment.second == (*experiment.augment.first, ColorJitter())
         elif method == "nearsay":
             covering = (Cutout(size=16),) if name in ("cifar10", "cifar100") else ()
-            assert experiment.augment.second == (*experiment.augment.first, RandAugment(), *covering)
+            assert experiment.augment.second == (
+                *experiment.augment.first,
+                RandAugment(),
+                *covering,
+            )
             assert experiment.self_taught
         elif experiment.augment is not None:
             assert isinstance(experiment.augment, Augment)
@@ -201,7 +220,9 @@ def test_a_negative_number_of_epochs_is_refused_by_its_name(name):
 
 def test_cifar10_is_the_paper_but_for_its_length():
     experiment = made("cifar10")
-    assert experiment.objective == NCR(alpha=0.9, k=10, temperature=2.0, start_epoch=0, variant="paper")
+    assert experiment.objective == NCR(
+        alpha=0.9, k=10, temperature=2.0, start_epoch=0, variant="paper"
+    )
     assert experiment.noise == Symmetric(rate=0.4, redraw=True)
     assert experiment.backbone == ResNet(depth=18, small_images=True, width=64)
     assert experiment.optimizer == SGD(lr=0.1, momentum=0.9, nesterov=False, weight_decay=5e-4)
@@ -278,9 +299,13 @@ def test_open_set_noise_takes_images_of_the_other_cifar():
     assert made("cifar100", kind="open-set", outside=other).outside == Cifar10(path=other)
     assert made("cifar10").outside is None
     for name in ("cifar10", "cifar100"):
-        with pytest.raises(ValueError, match="kind='open-set' needs outside=, the folder of CIFAR-10"):
+        with pytest.raises(
+            ValueError, match="kind='open-set' needs outside=, the folder of CIFAR-10"
+        ):
             made(name, kind="open-set")
-        with pytest.raises(ValueError, match="outside='/data/other' is of use only with kind=open-set, not with"):
+        with pytest.raises(
+            ValueError, match="outside='/data/other' is of use only with kind=open-set, not with"
+        ):
             made(name, outside=other)
 
 
@@ -289,8 +314,15 @@ def test_open_set_noise_within_cifar10_takes_the_classes_that_are_left_out():
     learned, left_out = experiment.data.classes, experiment.outside.classes
     assert (experiment.data.path, experiment.outside.path) == (PATH, PATH)
     assert learned == ("airplane", "automobile", "dog", "frog", "horse", "ship")
-    assert left_out == ("bird", "truck", "cat", "deer")  # what asymmetric noise takes for the first three and a horse
-    with pytest.raises(ValueError, match="is of use only with kind=open-set, not with kind=open-set-within"):
+    assert left_out == (
+        "bird",
+        "truck",
+        "cat",
+        "deer",
+    )  # what asymmetric noise takes for the first three and a horse
+    with pytest.raises(
+        ValueError, match="is of use only with kind=open-set, not with kind=open-set-within"
+    ):
         made("cifar10", kind="open-set-within", outside=Path("/data/other"))
 
 
@@ -301,10 +333,14 @@ def test_an_unknown_kind_of_noise_is_refused():
 
 def test_alpha_follows_the_variant_unless_it_is_given():
     assert made("cifar10", variant="released").objective == NCR(alpha=0.7, variant="released")
-    assert made("cifar10", variant="released", alpha=0.2, k=5).objective == NCR(alpha=0.2, k=5, variant="released")
+    assert made("cifar10", variant="released", alpha=0.2, k=5).objective == NCR(
+        alpha=0.2, k=5, variant="released"
+    )
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "clothing1m", "mini_imagenet", "webvision"])
+@pytest.mark.parametrize(
+    "name", ["cifar10", "cifar100", "clothing1m", "mini_imagenet", "webvision"]
+)
 def test_neighbors_may_be_all_of_the_batch(name):
     assert made(name, k="all").objective.k is None
     assert made(name, k=3).objective.k == 3
@@ -325,18 +361,27 @@ def test_neighbors_may_be_all_of_the_batch(name):
             {"method": "ncr", "noise_per_network": True},
             "is for two networks, and method='ncr' has one; take elr+ or ncr+",
         ),
-        ({"method": "elr+", "noise_per_network": True, "noise": 0}, "needs noise that is made here, such as kind="),
+        (
+            {"method": "elr+", "noise_per_network": True, "noise": 0},
+            "needs noise that is made here, such as kind=",
+        ),
     ],
 )
-def test_a_choice_that_would_have_no_effect_is_refused_in_the_words_of_the_recipe(name, choices, sentence):
+def test_a_choice_that_would_have_no_effect_is_refused_in_the_words_of_the_recipe(
+    name, choices, sentence
+):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         made(name, **choices)
 
 
 def test_beside_elr_ncr_is_weak_and_late_as_the_paper_prints():
-    assert made("cifar10", method="ncr+elr", epochs=250).objective == NCR(alpha=0.1, start_epoch=50, base=ELR())
+    assert made("cifar10", method="ncr+elr", epochs=250).objective == NCR(
+        alpha=0.1, start_epoch=50, base=ELR()
+    )
     elr = ELR(beta=0.9, weight=7.0)
-    assert made("cifar100", method="ncr+elr", epochs=250).objective == NCR(alpha=0.1, start_epoch=200, base=elr)
+    assert made("cifar100", method="ncr+elr", epochs=250).objective == NCR(
+        alpha=0.1, start_epoch=200, base=elr
+    )
     assert made("cifar10", method="ncr+elr", alpha=0.5).objective.alpha == 0.5
 
 
@@ -364,7 +409,10 @@ def test_own_images_start_from_weights_that_were_downloaded_before(cache):
     assert made("folder").init is None
     file = put_weights(cache, "resnet18.a1_in1k")
     experiment = made("folder")
-    assert (experiment.backbone, experiment.init) == (ResNet(depth=18, small_images=False), str(file))
+    assert (experiment.backbone, experiment.init) == (
+        ResNet(depth=18, small_images=False),
+        str(file),
+    )
     assert experiment.objective == NCR(alpha=0.7, k=10, start_epoch=0)
     assert experiment.optimizer == SGD(lr=0.01)
     assert made("folder", backbone="resnet50").init is None
@@ -374,7 +422,11 @@ def test_own_images_start_from_weights_that_were_downloaded_before(cache):
 
 @pytest.mark.parametrize(
     ("variables", "hub"),
-    [({}, ".cache/huggingface/hub"), ({"XDG_CACHE_HOME": "x"}, "x/huggingface/hub"), ({"HF_HOME": "y"}, "y/hub")],
+    [
+        ({}, ".cache/huggingface/hub"),
+        ({"XDG_CACHE_HOME": "x"}, "x/huggingface/hub"),
+        ({"HF_HOME": "y"}, "y/hub"),
+    ],
 )
 def test_the_cache_is_where_hugging_face_puts_it(monkeypatch, tmp_path, variables, hub):
     for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
@@ -388,7 +440,10 @@ def test_the_cache_is_where_hugging_face_puts_it(monkeypatch, tmp_path, variable
 
 def test_weights_of_a_file_need_the_name_of_their_network():
     experiment = made("folder", backbone="resnet50", weights=Path("/w.safetensors"))
-    assert (experiment.backbone, experiment.init) == (ResNet(depth=50, small_images=False), "/w.safetensors")
+    assert (experiment.backbone, experiment.init) == (
+        ResNet(depth=50, small_images=False),
+        "/w.safetensors",
+    )
     with pytest.raises(ValueError, match=r"weights='/w.safetensors' needs backbone="):
         made("folder", weights=Path("/w.safetensors"))
 
@@ -398,10 +453,15 @@ def test_other_networks_are_those_of_timm_if_it_is_there(monkeypatch, cache):
     assert made("folder", backbone="convnext_tiny").backbone == Timm(name="convnext_tiny")
     file = put_weights(cache, "convnext_tiny.fb_in1k")
     experiment = made("folder", backbone="convnext_tiny")
-    assert (experiment.backbone, experiment.init) == (Timm(name="convnext_tiny", weights=str(file)), None)
+    assert (experiment.backbone, experiment.init) == (
+        Timm(name="convnext_tiny", weights=str(file)),
+        None,
+    )
     assert experiment.optimizer == SGD(lr=0.01)
     monkeypatch.setattr(_images, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"backbone='convnext_tiny' is none of auto, resnet18.*pip install"):
+    with pytest.raises(
+        ValueError, match=r"backbone='convnext_tiny' is none of auto, resnet18.*pip install"
+    ):
         made("folder", backbone="convnext_tiny")
 
 
@@ -421,11 +481,17 @@ def test_every_method_takes_a_step_on_the_quick_recipes(name):
         rows = torch.arange(32)
         labels = experiment.noise(split.labels, split.inputs)
         num_classes = len(labels.classes)
-        batch = Batch(inputs=split.inputs[rows], targets=one_hot(labels.given[rows], num_classes), indices=rows)
+        batch = Batch(
+            inputs=split.inputs[rows],
+            targets=one_hot(labels.given[rows], num_classes),
+            indices=rows,
+        )
         if experiment.augment is not None:
             batch = experiment.augment(batch, seed=0, epoch=0)
         if experiment.normalize is not None:
-            batch = replace(batch, inputs=experiment.normalize(batch.inputs, batch.indices, seed=0, epoch=0))
+            batch = replace(
+                batch, inputs=experiment.normalize(batch.inputs, batch.indices, seed=0, epoch=0)
+            )
         if experiment.mixup is not None:
             batch = experiment.mixup(batch, seed=0, epoch=0)
         model = experiment.backbone.build(num_classes, num_inputs=batch.inputs.shape[1])
@@ -444,7 +510,13 @@ def test_every_method_takes_a_step_on_the_quick_recipes(name):
 def test_a_recipe_says_what_it_reproduces_how_to_run_it_and_what_each_parameter_is(name):
     module = import_module(f"nearsay.recipes.{name}")
     text = inspect.getdoc(module.recipe)
-    for part in ("Reproduces: ", "Command: nearsay train " + name, "Time: ", "Accuracy: ", "Args:\n"):
+    for part in (
+        "Reproduces: ",
+        "Command: nearsay train " + name,
+        "Time: ",
+        "Accuracy: ",
+        "Args:\n",
+    ):
         assert part in text, part
     documented = re.findall(r"^    (\w+): (.+)$", text.partition("Args:\n")[2], flags=re.MULTILINE)
     parameters = inspect.signature(module.recipe).parameters

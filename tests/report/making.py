@@ -4,11 +4,10 @@ from pathlib import Path
 
 import torch
 
-from nearsay.auditing import audit
-from nearsay.core import Files, Labels
-from nearsay.datasets import images
-from nearsay.datasets.images import ImageError
-from nearsay.display import plain
+from nearsay.batch import Files, Labels
+from nearsay.data import images
+from nearsay.errors import ImageError
+from nearsay.label_issues import audit
 from nearsay.metrics import confidence
 from nearsay.noise import describe
 from nearsay.report import audited
@@ -16,6 +15,7 @@ from nearsay.report.comparison import Comparison
 from nearsay.report.findings import Findings
 from nearsay.report.folders import FinishedRun
 from nearsay.report.groups import group_runs
+from nearsay.training.display import plain
 
 SIZE = 5  # examples of a class, the last of which carries the label of the next class
 
@@ -24,11 +24,17 @@ def make_findings(classes, *, inputs=None, knows_truth=True, words=(), **changes
     """Classes far apart, in each of which one label is wrong; everybody is sure of the truth."""
     num_classes = len(classes)
     clean = torch.arange(num_classes * SIZE) // SIZE
-    given = torch.where(torch.arange(len(clean)) % SIZE == SIZE - 1, (clean + 1) % num_classes, clean)
+    given = torch.where(
+        torch.arange(len(clean)) % SIZE == SIZE - 1, (clean + 1) % num_classes, clean
+    )
     draws = torch.Generator().manual_seed(0)
-    features = 4 * torch.eye(num_classes)[clean] + 0.3 * torch.randn(len(clean), num_classes, generator=draws)
+    features = 4 * torch.eye(num_classes)[clean] + 0.3 * torch.randn(
+        len(clean), num_classes, generator=draws
+    )
     logits = 6 * torch.eye(num_classes)[clean]
-    found = audit(given, probabilities=logits.softmax(dim=1), features=features, classes=classes, k=4)
+    found = audit(
+        given, probabilities=logits.softmax(dim=1), features=features, classes=classes, k=4
+    )
     labels = Labels(given, clean if knows_truth else None, tuple(classes))
     trust = confidence(logits, given)
     run = FinishedRun(
@@ -38,7 +44,10 @@ def make_findings(classes, *, inputs=None, knows_truth=True, words=(), **changes
         overrides=tuple(words),
         settings={word: word for word in words},
         seed=0,
-        log=({"epoch": 1.0, "test_accuracy": 0.5, "train_accuracy": 0.4}, {"epoch": 2.0, "test_accuracy": 0.9}),
+        log=(
+            {"epoch": 1.0, "test_accuracy": 0.5, "train_accuracy": 0.4},
+            {"epoch": 2.0, "test_accuracy": 0.9},
+        ),
         result={"seconds": 12.5, "hardware": "a small CPU", "seed": 0, "finished": True},
         labels=labels,
         trust=trust,
@@ -52,7 +61,9 @@ def make_findings(classes, *, inputs=None, knows_truth=True, words=(), **changes
         "num_issues": int(found.is_issue.sum()),
         "noise_rate": rate,
         "most_confused": [pair._asdict() for pair in found.confused()],
-        "review_for_recall": {f"{recall:g}": found.review_for(recall) for recall in (0.8, 0.9, 0.95)},
+        "review_for_recall": {
+            f"{recall:g}": found.review_for(recall) for recall in (0.8, 0.9, 0.95)
+        },
         "detection": {"score": {"auroc": 0.987}} if knows_truth else None,
         "doubt": changes.get("doubt"),
     }
@@ -119,7 +130,9 @@ PAYLOADS = [
 def render_with(texts, root, monkeypatch):
     """A page with each text in each place: 40 classes, 200 examples, as many files, 40 of them unreadable."""
     num = SIZE * len(texts)
-    names = tuple(f"{text} {number // len(texts)}" for number, text in enumerate(texts * (SIZE + 1)))
+    names = tuple(
+        f"{text} {number // len(texts)}" for number, text in enumerate(texts * (SIZE + 1))
+    )
     unread = {num + number: text for number, text in enumerate(texts)}
 
     paths = {root / name: texts[number % len(texts)] for number, name in enumerate(names)}
@@ -132,7 +145,9 @@ def render_with(texts, root, monkeypatch):
     findings = make_findings(
         texts,
         inputs=Files(root, names),
-        words=[plain(text) for text in texts],  # as they are when they have been read from a run folder
+        words=[
+            plain(text) for text in texts
+        ],  # as they are when they have been read from a run folder
         unreadable=unread,
         corrections=corrections,
         problem=" and ".join(texts),

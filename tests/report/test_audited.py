@@ -14,11 +14,11 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
-from nearsay.core import Files
-from nearsay.display import plain
+from nearsay.batch import Files
 from nearsay.report import audited, charts, suspects
 from nearsay.report.mapping import MOST_POINTS, choose_points, place
 from nearsay.report.pictures import SIDE, Album
+from nearsay.training.display import plain
 from report.making import PAYLOADS, make_findings, render_with
 
 
@@ -79,9 +79,12 @@ def test_the_summary_tells_how_many_are_wrong_what_is_confused_and_what_to_do(qu
     words = read(make_findings(["cat", "dog", "emu"], name="my run")).words("In short")
     assert words.startswith("15labels of 15 examples3seem wrong another label is likelier")
     assert "1 labeled dog that seems to be cat" in words
-    assert re.search(r"about \d+ to find 80 %, \d+ to find 90 %, \d+ to find 95 % of all wrong labels", words)
+    assert re.search(
+        r"about \d+ to find 80 %, \d+ to find 90 %, \d+ to find 95 % of all wrong labels", words
+    )
     assert (
-        "3 labels (20.0 %) are wrong, and the audit ranks a wrong label below a right one in 98.7 % of pairs" in words
+        "3 labels (20.0 %) are wrong, and the audit ranks a wrong label below a right one in 98.7 % of pairs"
+        in words
     )
     assert "nearsay review 'my run'" in words
     assert "--set relabeled='my run'/cleaned.npz" in words
@@ -118,12 +121,16 @@ def test_one_label_is_told_of_in_the_singular(quick):
     is_first = torch.arange(len(findings.indices)) == findings.suspects()[0]
     clean = findings.audit.given.where(~is_first, findings.clean)
     reader = read(replace(findings, audit=replace(findings.audit, is_issue=is_first), clean=clean))
-    assert "Here the truth is known: 1 label (6.7 %) is wrong, and the audit" in reader.words("In short")
+    assert "Here the truth is known: 1 label (6.7 %) is wrong, and the audit" in reader.words(
+        "In short"
+    )
     assert "15 examples; 1 has a suspicious label." in reader.words("Map of the examples")
 
 
 def test_an_audit_that_doubts_itself_says_so_at_the_top(quick):
-    words = read(make_findings(["cat", "dog", "emu"], doubt="so <b>many</b> are wrong")).words("In short")
+    words = read(make_findings(["cat", "dog", "emu"], doubt="so <b>many</b> are wrong")).words(
+        "In short"
+    )
     assert "Beware: so <b>many</b> are wrong." in words
 
 
@@ -135,7 +142,9 @@ def test_without_the_truth_suspicious_labels_are_told_apart_instead(quick):
 
 def test_histograms_are_of_right_and_of_wrong_labels(quick, monkeypatch):
     calls = []
-    monkeypatch.setattr(charts, "histogram", lambda drawn, **named: calls.append((drawn, named)) or Markup(""))
+    monkeypatch.setattr(
+        charts, "histogram", lambda drawn, **named: calls.append((drawn, named)) or Markup("")
+    )
     read(make_findings(["cat", "dog", "emu"]))
     score, network, _, agreement = calls
     assert network[1]["title"] == "confidence in the given label (%)"
@@ -184,7 +193,10 @@ def test_a_card_shows_labels_score_decision_and_the_nearest_with_theirs(quick):
     words = read(findings).words("The most suspicious labels")
     assert "3 suspicious labels; the lowest score" in words
     assert "The first" not in words
-    cards = {int(number): text for text, number in re.findall(r"(given\w+seems.*?)\d+\. example (\d+)", words)}
+    cards = {
+        int(number): text
+        for text, number in re.findall(r"(given\w+seems.*?)\d+\. example (\d+)", words)
+    }
     assert cards[4].startswith("givendogseemscat ")
     assert "truthcat" in cards[4]
     assert "by handemu" in cards[4]
@@ -200,11 +212,17 @@ def test_what_the_page_leaves_out_is_said_to_be_in_the_table(monkeypatch):
     assert "The other suspicious labels are in audit.csv of the run." in words
 
 
-@pytest.mark.parametrize(("num_classes", "has_map"), [(2, True), (30, True), (31, False), (100, False)])
+@pytest.mark.parametrize(
+    ("num_classes", "has_map"), [(2, True), (30, True), (31, False), (100, False)]
+)
 def test_a_large_matrix_is_told_by_its_largest_cells(quick, monkeypatch, num_classes, has_map):
     calls = []
-    monkeypatch.setattr(charts, "heat_map", lambda *shares, **named: calls.append(shares) or Markup(""))
-    words = read(make_findings([f"class {number}" for number in range(num_classes)])).words("Which labels are confused")
+    monkeypatch.setattr(
+        charts, "heat_map", lambda *shares, **named: calls.append(shares) or Markup("")
+    )
+    words = read(make_findings([f"class {number}" for number in range(num_classes)])).words(
+        "Which labels are confused"
+    )
     assert len(calls) == has_map
     if has_map:
         assert calls[0][0][0][:2] == [80, 20]
@@ -235,7 +253,9 @@ def test_an_example_without_a_label_differs_from_no_near_duplicate(quick):
 def test_files_that_cannot_be_read_are_listed_with_the_reason(quick, tmp_path):
     names = tuple(f"{number}.png" for number in range(17))
     (tmp_path / "15.png").write_bytes(b"no image")
-    findings = make_findings(["a", "b", "c"], inputs=Files(tmp_path, names), unreadable={15: "b", 16: ""})
+    findings = make_findings(
+        ["a", "b", "c"], inputs=Files(tmp_path, names), unreadable={15: "b", 16: ""}
+    )
     words = read(findings).words("Unreadable files")
     assert "Could not be read, and so not judged: 2 examples." in words
     assert "1515.pngbit is no JPEG, PNG" in words
@@ -297,7 +317,12 @@ def test_pictures_end_where_the_bytes_for_them_do(tmp_path, monkeypatch):
     size = (tmp_path / "0.png").stat().st_size
     monkeypatch.setattr("nearsay.report.pictures._MOST_BYTES", 2 * size)
     album = Album(Files(tmp_path, ("0.png", "1.png", "2.png")))
-    assert [album.address(number) is not None for number in (0, 1, 2, 0)] == [True, True, False, True]
+    assert [album.address(number) is not None for number in (0, 1, 2, 0)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     assert album.num_left_out == 1
 
 
@@ -326,7 +351,9 @@ def test_the_map_holds_the_most_suspicious_and_a_draw_that_stays():
 
 def test_similar_features_are_near_on_the_map():
     kinds = torch.arange(90) % 3
-    features = 5 * torch.eye(3, 8)[kinds] + 0.1 * torch.randn(90, 8, generator=torch.Generator().manual_seed(0))
+    features = 5 * torch.eye(3, 8)[kinds] + 0.1 * torch.randn(
+        90, 8, generator=torch.Generator().manual_seed(0)
+    )
     where = place(features, torch.arange(90))
     distances = torch.cdist(where, where).fill_diagonal_(torch.inf)
     assert torch.equal(kinds[distances.argmin(dim=1)], kinds)
@@ -334,7 +361,9 @@ def test_similar_features_are_near_on_the_map():
     assert torch.equal(where, place(features, torch.arange(90)))
 
 
-@pytest.mark.parametrize("features", [torch.ones(30, 4), torch.eye(3), torch.ones(1, 1), torch.zeros(12, 2)])
+@pytest.mark.parametrize(
+    "features", [torch.ones(30, 4), torch.eye(3), torch.ones(1, 1), torch.zeros(12, 2)]
+)
 def test_a_map_of_what_cannot_be_spread_is_still_one(features):
     where = place(features, torch.arange(len(features)))
     assert where.shape == (len(features), 2)
@@ -370,11 +399,15 @@ def shown_in(place, reader, text):
     """How often the text is read in a part of the page where that place puts it."""
     parts = {
         "file name": [name for name in reader.points()["file"] if name == f"{text} 0"],
-        "label": re.findall(f"given{re.escape(text)}seems", reader.parts["The most suspicious labels"]),
+        "label": re.findall(
+            f"given{re.escape(text)}seems", reader.parts["The most suspicious labels"]
+        ),
         "class": [name for name in reader.points()["classes"] if name == text],
         "config": re.findall(re.escape(text), reader.parts["The experiment"]),
         "error text": re.findall(f"{re.escape(text)} went wrong", reader.parts["Unreadable files"]),
-        "corrections": re.findall(f"by hand{re.escape(text)}score", reader.parts["The most suspicious labels"]),
+        "corrections": re.findall(
+            f"by hand{re.escape(text)}score", reader.parts["The most suspicious labels"]
+        ),
     }
     return len(parts[place])
 
@@ -395,8 +428,14 @@ def test_a_hostile_text_is_text(readers, place, number):
 def test_hostile_texts_add_no_element_no_attribute_and_no_script(readers):
     harmless, hostile = readers
     assert Counter(hostile.tags) == Counter(harmless.tags)
-    assert Counter(each[:2] for each in hostile.attributes) == Counter(each[:2] for each in harmless.attributes)
-    assert not [name for _, name, _ in hostile.attributes if name.startswith("on") or name in ("srcset", "action")]
+    assert Counter(each[:2] for each in hostile.attributes) == Counter(
+        each[:2] for each in harmless.attributes
+    )
+    assert not [
+        name
+        for _, name, _ in hostile.attributes
+        if name.startswith("on") or name in ("srcset", "action")
+    ]
     assert [kind for kind, _ in hostile.scripts] == ["application/json", None]
     assert hostile.scripts[1] == harmless.scripts[1]
 
@@ -404,9 +443,16 @@ def test_hostile_texts_add_no_element_no_attribute_and_no_script(readers):
 def test_only_our_own_script_may_run_and_nothing_is_fetched(pages, readers):
     for page, reader in zip(pages, readers, strict=True):
         digest = base64.b64encode(hashlib.sha256(reader.scripts[1][1].encode()).digest()).decode()
-        policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-" + digest
-        assert [value for _, name, value in reader.attributes if name == "content" and policy in value]
-        addresses = [value for _, name, value in reader.attributes if name in ("src", "href", "xlink:href")]
+        policy = (
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-"
+            + digest
+        )
+        assert [
+            value for _, name, value in reader.attributes if name == "content" and policy in value
+        ]
+        addresses = [
+            value for _, name, value in reader.attributes if name in ("src", "href", "xlink:href")
+        ]
         assert all(value.startswith("data:") for value in addresses)
         data = page.partition('id="atlas-data">')[2].partition("</script>")[0]
         assert not set("<>&\u2028\u2029") & set(data)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nearsay.core import Files
+from nearsay.batch import Files
 from nearsay.report import audited
 from nearsay.report.markup import Section, table
 from nearsay.report.page import fill
@@ -38,7 +38,12 @@ def opened(browser, tmp_path):
         page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
         page.on("console", lambda message: troubles.append(message.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or troubles.append(request.url))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith(("file:", "data:")) or troubles.append(request.url)
+            ),
+        )
         page.goto((tmp_path / "report.html").as_uri())
         return page
 
@@ -61,11 +66,15 @@ def test_hostile_texts_do_nothing_in_a_browser(opened, tmp_path, monkeypatch):
         page.keyboard.press("ArrowRight")
     assert "given: " in page.locator("#atlas-tip").inner_text()
     assert page.locator("#atlas-class option").all_inner_texts()[1] == PAYLOADS[0]
-    assert page.locator("#atlas-tip *").evaluate_all("all => [...new Set(all.map(e => e.tagName))].sort()") == ["P"]
+    assert page.locator("#atlas-tip *").evaluate_all(
+        "all => [...new Set(all.map(e => e.tagName))].sort()"
+    ) == ["P"]
 
 
 def test_the_map_tells_of_a_point_by_key_by_pointer_and_by_touch(opened, pictures):
-    page = opened(audited.render(make_findings(["cat", "dog", "emu"], inputs=pictures)), has_touch=True)
+    page = opened(
+        audited.render(make_findings(["cat", "dog", "emu"], inputs=pictures)), has_touch=True
+    )
     canvas, tip = page.locator("#atlas-canvas"), page.locator("#atlas-tip")
     canvas.focus()
     page.check("#atlas-only")
@@ -101,16 +110,25 @@ WHERE = """() => {
 @pytest.mark.parametrize("width", [1400, 390])
 def test_nothing_is_wider_than_the_window(opened, pictures, width):
     names = [name * 12 for name in ("cat ", "dog", "emu-")]
-    page = opened(audited.render(make_findings(names, inputs=pictures)), viewport={"width": width, "height": 800})
+    page = opened(
+        audited.render(make_findings(names, inputs=pictures)),
+        viewport={"width": width, "height": 800},
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [680, 702])  # A4 and letter without their margins
-def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(opened, pictures, width):
+def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(
+    opened, pictures, width
+):
     findings = make_findings(["cat", "dog", "emu"], inputs=pictures)
-    page = opened(audited.render(findings), viewport={"width": width, "height": 1000}, color_scheme="dark")
+    page = opened(
+        audited.render(findings), viewport={"width": width, "height": 1000}, color_scheme="dark"
+    )
     page.emulate_media(media="print", color_scheme="dark")
-    columns = page.locator(".cards").evaluate("each => getComputedStyle(each).gridTemplateColumns.split(' ').length")
+    columns = page.locator(".cards").evaluate(
+        "each => getComputedStyle(each).gridTemplateColumns.split(' ').length"
+    )
     assert columns == 2
     dots = "all => all.map(each => getComputedStyle(each).printColorAdjust)"  # printers leave backgrounds out
     assert page.locator("#atlas-legend i").evaluate_all(dots) == ["exact"] * 3
@@ -119,7 +137,9 @@ def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(open
 
 
 def test_words_of_eight_letters_are_not_broken_below_a_neighbor(opened, pictures):
-    page = opened(audited.render(make_findings(["a triangle", "a rectangle", "circle"], inputs=pictures)))
+    page = opened(
+        audited.render(make_findings(["a triangle", "a rectangle", "circle"], inputs=pictures))
+    )
     page.set_viewport_size({"width": 1280, "height": 900})
     tall = "all => all.map(e => [e.textContent, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)])"
     lines = dict(page.locator(".near b").evaluate_all(tall))
@@ -129,11 +149,15 @@ def test_words_of_eight_letters_are_not_broken_below_a_neighbor(opened, pictures
 def test_a_table_with_columns_out_of_sight_has_a_shade_at_its_edge(opened):
     headers = [f"number {number}" for number in range(8)]
     section = Section("A heading", table("A caption.", headers, [list(map(str, range(8)))]))
-    page = opened(fill("A title", [section], source="nothing"), viewport={"width": 390, "height": 800})
+    page = opened(
+        fill("A title", [section], source="nothing"), viewport={"width": 390, "height": 800}
+    )
 
     def edge():
         with Image.open(io.BytesIO(page.locator(".scroll").screenshot())) as picture:
-            return picture.convert("L").getpixel((picture.width - 1, picture.height // 4))  # above the first line
+            return picture.convert("L").getpixel(
+                (picture.width - 1, picture.height // 4)
+            )  # above the first line
 
     assert edge() < 240
     page.locator(".scroll").evaluate("each => { each.scrollLeft = each.scrollWidth }")
@@ -144,11 +168,16 @@ def test_a_table_with_columns_out_of_sight_has_a_shade_at_its_edge(opened):
 
 def test_names_that_begin_alike_can_be_told_apart(opened, pictures):
     names = [f"species_{name}_of_the_long_named_kind" for name in ("cat", "dog", "emu")]
-    page = opened(audited.render(make_findings(names, inputs=pictures)), viewport={"width": 1400, "height": 800})
+    page = opened(
+        audited.render(make_findings(names, inputs=pictures)),
+        viewport={"width": 1400, "height": 800},
+    )
     whole = "all => all.map(each => each.scrollWidth <= each.clientWidth && getComputedStyle(each).whiteSpace)"
     assert set(page.locator(".near b, .who dd").evaluate_all(whole)) == {"normal"}
     tables = "all => all.map(each => each.scrollWidth <= each.clientWidth)"
-    assert set(page.locator(".panels .scroll").evaluate_all(tables)) == {True}  # no count is out of sight
+    assert set(page.locator(".panels .scroll").evaluate_all(tables)) == {
+        True
+    }  # no count is out of sight
 
 
 def test_the_titles_of_the_heat_map_are_whole_and_clear_of_its_labels(opened):
@@ -157,7 +186,9 @@ def test_the_titles_of_the_heat_map_are_whole_and_clear_of_its_labels(opened):
     box = "each => { const box = each.getBoundingClientRect(); return [box.left, box.right]; }"
     title = chart.get_by_text("likely class", exact=True).evaluate(box)
     legend = chart.get_by_text("share of the likely class (%)").evaluate(box)
-    lefts = [chart.get_by_text("automobile", exact=True).nth(place).evaluate(box)[0] for place in (0, 1)]
+    lefts = [
+        chart.get_by_text("automobile", exact=True).nth(place).evaluate(box)[0] for place in (0, 1)
+    ]
     assert title[1] <= min(lefts)
     assert legend[1] <= chart.locator("svg").evaluate(box)[1]
 

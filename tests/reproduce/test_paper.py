@@ -18,7 +18,10 @@ TABLES = {
     [  # sums of the printed columns, dashes left out
         ("baselines", [727.1, 673.4, 603.9, 179.1, 887.8, 851.4, 802.0, 605.8]),
         ("realistic", [699.7, 683.3, 810.7]),
-        ("cifar", [463.2, 443.4, 340.3, 375.6, 241.4, 441.9, 367.0, 336.4, 255.0, 234.1, 95.5, 342.1]),
+        (
+            "cifar",
+            [463.2, 443.4, 340.3, 375.6, 241.4, 441.9, 367.0, 336.4, 255.0, 234.1, 95.5, 342.1],
+        ),
         ("batch_size", [73.9, 75.0, 75.7, 75.6]),
     ],
 )
@@ -47,7 +50,18 @@ def test_some_rows_are_run_and_all_others_say_whose_they_are(table, num_rows, nu
 
 
 def test_other_works_are_never_run():
-    others = {"D-Mix", "MOIT", "MOIT+", "CleanNet", "DMI", "LongReMix", "MoPro", "MILe", "Heteroscedastic", "CurrNet"}
+    others = {
+        "D-Mix",
+        "MOIT",
+        "MOIT+",
+        "CleanNet",
+        "DMI",
+        "LongReMix",
+        "MoPro",
+        "MILe",
+        "Heteroscedastic",
+        "CurrNet",
+    }
     found = [row for table in TABLES.values() for row in table() if row.name in others]
     assert len(found) == 12
     assert all(row.method is None for row in found)

@@ -20,7 +20,12 @@ def runs(name, data, trials=None):
 @pytest.mark.parametrize(
     ("name", "trials", "num_cells", "num_runs"),
     [
-        ("baselines", None, 10 * 8 * 5, (10 * 8 - 2 * 2) * 5),  # oracles without noise are methods that are there
+        (
+            "baselines",
+            None,
+            10 * 8 * 5,
+            (10 * 8 - 2 * 2) * 5,
+        ),  # oracles without noise are methods that are there
         ("baselines", 2, 10 * 8 * 2, (10 * 8 - 2 * 2) * 2),
         ("realistic", None, 15, 15),
         ("cifar", None, 36, 36),
@@ -48,14 +53,23 @@ def test_tables_and_figures_share_runs(folder):
 
 
 def test_a_run_is_planned_as_the_paper_trains_it(folder):
-    cells = {(cell.row, cell.column): call(cell, folder).experiment for cell in plan("cifar", folder, 1)}
+    cells = {
+        (cell.row, cell.column): call(cell, folder).experiment for cell in plan("cifar", folder, 1)
+    }
     both = cells["NCR + ELR+", "CIFAR-100 50 %"]
     assert (both.networks, both.epochs, both.batch_size, both.noise.rate) == (2, 250, 256, 0.5)
     assert (both.objective.alpha, both.objective.k, both.objective.start_epoch) == (0.1, 10, 200)
     assert type(cells["Standard", "CIFAR-10 A-40 %"].noise).__name__ == "AsymmetricInPlace"
-    cells = {(cell.row, cell.column): call(cell, folder).experiment for cell in plan("baselines", folder, 1)}
+    cells = {
+        (cell.row, cell.column): call(cell, folder).experiment
+        for cell in plan("baselines", folder, 1)
+    }
     ours = cells["NCR", "mini-ImageNet-Red 40 %"]
-    assert (ours.objective.variant, ours.objective.alpha, ours.objective.k) == ("released", 0.3, 100)
+    assert (ours.objective.variant, ours.objective.alpha, ours.objective.k) == (
+        "released",
+        0.3,
+        100,
+    )
     assert (ours.data.color, ours.data.noise) == ("red", 0.4)
     assert cells["Oracle: Mixup", "mini-ImageNet-Blue 80 %"].only_clean
     assert not cells["Oracle: Mixup", "mini-ImageNet-Blue 0 %"].only_clean
@@ -67,7 +81,9 @@ def test_data_sets_are_found_in_folders_of_their_own_or_together(folder):
     (folder / "WebVision").mkdir()
     cells = {cell.recipe: cell for name in ("realistic", "cifar") for cell in plan(name, folder, 1)}
     assert call(cells["webvision"], folder).experiment.data.path == folder / "WebVision"
-    assert call(cells["clothing1m"], folder).experiment.init.endswith("clothing1m/resnet50.safetensors")
+    assert call(cells["clothing1m"], folder).experiment.init.endswith(
+        "clothing1m/resnet50.safetensors"
+    )
     assert call(cells["cifar10"], folder).experiment.data.path == folder
 
 
@@ -92,7 +108,9 @@ def test_webvision_is_judged_on_imagenet_too_where_its_images_are(folder, images
 def test_missing_weights_and_folders_are_told(folder):
     cell = next(cell for cell in plan("realistic", folder, 1) if cell.recipe == "clothing1m")
     (folder / "clothing1m" / "resnet50.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"clothing1m has no resnet50\.safetensors; put the weights"):
+    with pytest.raises(
+        ValueError, match=r"clothing1m has no resnet50\.safetensors; put the weights"
+    ):
         call(cell, folder)
     with pytest.raises(ValueError, match=r"nowhere' is no folder; give the one"):
         call(cell, folder / "nowhere")
@@ -112,7 +130,11 @@ def overrides(point):
 def test_the_ablation_takes_the_best_of_each_stage_to_the_next(tmp_path):
     def validation(cell):
         chosen = set(overrides_of(cell))
-        return 0.1 * ("alpha=0.7" in chosen) + 0.2 * ("k=5" in chosen) + 0.3 * ("start_epoch=150" in chosen)
+        return (
+            0.1 * ("alpha=0.7" in chosen)
+            + 0.2 * ("k=5" in chosen)
+            + 0.3 * ("start_epoch=150" in chosen)
+        )
 
     def overrides_of(cell):
         return [each.removeprefix("objective.") for each in cell.overrides]
@@ -123,7 +145,11 @@ def test_the_ablation_takes_the_best_of_each_stage_to_the_next(tmp_path):
     assert overrides(points["k", 100]) == ["alpha=0.7", "k=100", "start_epoch=0"]
     assert overrides(points["k", 256]) == ["alpha=0.7", "k=none", "start_epoch=0"]
     assert overrides(points["e", 200]) == ["alpha=0.7", "k=5", "start_epoch=200"]
-    assert [key for key, point in points.items() if point.is_chosen] == [("alpha", 0.7), ("k", 5), ("e", 150)]
+    assert [key for key, point in points.items() if point.is_chosen] == [
+        ("alpha", 0.7),
+        ("k", 5),
+        ("e", 150),
+    ]
 
 
 def test_what_is_best_is_told_by_the_mean_over_trials_and_the_first_of_equals_wins():
@@ -141,13 +167,17 @@ def test_a_stage_waits_for_all_runs_of_the_one_before():
 
 
 def test_a_run_that_failed_is_not_chosen():
-    points = staged(lambda cell: None if cell.column == "alpha=0.9" else 0.5 * (cell.column == "alpha=0.1"))
+    points = staged(
+        lambda cell: None if cell.column == "alpha=0.9" else 0.5 * (cell.column == "alpha=0.1")
+    )
     assert points["alpha", 0.1].is_chosen
     assert {stage for stage, _ in staged(lambda cell: None)} == {"alpha"}
 
 
 def test_each_noise_rate_has_a_choice_of_its_own():
-    found = ablation.points("toy", 1, lambda cell: float(cell.column in best[cell.row]), lambda cell: True)
+    found = ablation.points(
+        "toy", 1, lambda cell: float(cell.column in best[cell.row]), lambda cell: True
+    )
     chosen = {(point.rate, point.stage): point.value for point in found if point.is_chosen}
     assert chosen[0.0, "alpha"] == 0.1
     assert chosen[0.4, "alpha"] == 0.9
@@ -163,7 +193,10 @@ def test_values_are_chosen_on_clean_examples_that_were_held_out(tmp_path):
 
 
 def test_starts_are_told_in_epochs_of_the_runs_themselves(tmp_path):
-    for data, starts, num_epochs in ((tmp_path, [0, 50, 100, 150, 200], 250), ("toy", [0, 1, 2, 3, 4], 5)):
+    for data, starts, num_epochs in (
+        (tmp_path, [0, 50, 100, 150, 200], 250),
+        ("toy", [0, 1, 2, 3, 4], 5),
+    ):
         points = staged(lambda cell: 0.5, data=data)
         assert [value for stage, value in points if stage == "e"] == starts
         assert ablation.num_epochs(data) == num_epochs
@@ -172,4 +205,6 @@ def test_starts_are_told_in_epochs_of_the_runs_themselves(tmp_path):
 
 def test_the_number_of_runs_of_all_stages_is_known_before():
     found = ablation.points("toy", 1, lambda cell: 0.5, lambda cell: True)
-    assert len({cell.run for point in found for cell in point.cells}) == 3 * ablation.NUM_POINTS == 42
+    assert (
+        len({cell.run for point in found for cell in point.cells}) == 3 * ablation.NUM_POINTS == 42
+    )

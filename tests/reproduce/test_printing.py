@@ -18,7 +18,9 @@ def finished(accuracies, name="baselines", trials=3, data=DATA):
     for cell in cells:
         if cell.row in accuracies and cell.seed < len(accuracies[cell.row]):
             final = accuracies[cell.row][cell.seed]
-            results[cell.run] = {"accuracy": {"test": {"final": final, "best": final + 0.1, "last_10": final - 0.1}}}
+            results[cell.run] = {
+                "accuracy": {"test": {"final": final, "best": final + 0.1, "last_10": final - 0.1}}
+            }
     return cells, Runs(folder=Path("nowhere"), _results=results)
 
 
@@ -28,7 +30,9 @@ def written(tmp_path):
 
     def write(accuracies, name="baselines", data=DATA):
         paths = write_table(name, *finished(accuracies, name, data=data), tmp_path / "out", data)
-        assert [path.name for path in paths] == [f"{name}.{ending}" for ending in ("md", "tex", "csv", "html")]
+        assert [path.name for path in paths] == [
+            f"{name}.{ending}" for ending in ("md", "tex", "csv", "html")
+        ]
         return {path.suffix[1:]: path.read_text("utf-8") for path in paths}
 
     return write
@@ -36,8 +40,14 @@ def written(tmp_path):
 
 def line(text, *beginning):
     """The cells of the line that begins with these, and of those after it."""
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("|")]
-    [found] = [number for number, row in enumerate(rows) if tuple(row[: len(beginning)]) == beginning]
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")]
+        for row in text.splitlines()
+        if row.startswith("|")
+    ]
+    [found] = [
+        number for number, row in enumerate(rows) if tuple(row[: len(beginning)]) == beginning
+    ]
     return rows[found:]
 
 
@@ -69,7 +79,18 @@ def test_numbers_of_runs_are_told_one_by_one_where_they_differ(written):
 
 def test_other_works_are_quoted_and_marked(written):
     texts = written({})
-    moit = ["MOIT (Ortego et al. 2020)", "quoted", "–", "–", "–", "–", "64.7", "63.1", "60.8", "45.9"]
+    moit = [
+        "MOIT (Ortego et al. 2020)",
+        "quoted",
+        "–",
+        "–",
+        "–",
+        "–",
+        "64.7",
+        "63.1",
+        "60.8",
+        "45.9",
+    ]
     assert line(texts["md"], "MOIT (Ortego et al. 2020)")[0] == moit
     rows = list(csv.DictReader(texts["csv"].splitlines()))
     quoted = [row for row in rows if row["kind"] == "quoted"]
@@ -79,11 +100,17 @@ def test_other_works_are_quoted_and_marked(written):
 
 def test_best_and_last_ten_are_in_the_csv_alone(written):
     texts = written({"NCR": [0.61, 0.63]})
-    rows = {(row["method"], row["column"]): row for row in csv.DictReader(texts["csv"].splitlines())}
+    rows = {
+        (row["method"], row["column"]): row for row in csv.DictReader(texts["csv"].splitlines())
+    }
     row = rows["NCR", "mini-ImageNet-Red 80 %"]
     assert (row["mean"], row["best_mean"], row["last_10_mean"]) == ("62.0", "72.0", "52.0")
     assert (row["deviation"], row["n"], row["seeds"]) == ("1.414", "2", "0 1")
-    assert (row["paper"], row["paper_mean"], row["paper_deviation"]) == ("51.2 ± 0.4", "51.2", "0.4")
+    assert (row["paper"], row["paper_mean"], row["paper_deviation"]) == (
+        "51.2 ± 0.4",
+        "51.2",
+        "0.4",
+    )
     assert row["difference"] == "10.8"
     for ending in ("md", "tex", "html"):
         assert "62.0" in texts[ending]
@@ -106,9 +133,14 @@ def test_latex_is_a_booktabs_table_with_nothing_unescaped(written):
 
 def test_latex_has_a_group_of_columns_for_each_data_set(written):
     text = written({})["tex"]
-    assert r"& & \multicolumn{4}{c}{mini-ImageNet-Blue} & \multicolumn{4}{c}{mini-ImageNet-Red} \\" in text
+    assert (
+        r"& & \multicolumn{4}{c}{mini-ImageNet-Blue} & \multicolumn{4}{c}{mini-ImageNet-Red} \\"
+        in text
+    )
     assert text.count(r"\midrule") == 3  # below the head, and around what is quoted
-    assert r"Method & Source & 0 \% & 20 \% & 40 \% & 80 \% & 0 \% & 20 \% & 40 \% & 80 \% \\" in text
+    assert (
+        r"Method & Source & 0 \% & 20 \% & 40 \% & 80 \% & 0 \% & 20 \% & 40 \% & 80 \% \\" in text
+    )
 
 
 def test_the_page_stands_alone(written):
@@ -128,9 +160,15 @@ def test_stand_ins_are_named_and_not_compared(written):
     assert "stand-ins" in texts["md"]
     rows = list(csv.DictReader(texts["csv"].splitlines()))
     assert {row["difference"] for row in rows} == {""}
-    stand_ins = {(row["column"].removesuffix(" %").rpartition(" ")[0], row["stand_in"]) for row in rows}
+    stand_ins = {
+        (row["column"].removesuffix(" %").rpartition(" ")[0], row["stand_in"]) for row in rows
+    }
     assert stand_ins == {("mini-ImageNet-Blue", "toy"), ("mini-ImageNet-Red", "digits")}
-    for ending, title in (("md", "# Baselines"), ("html", "<h1>Baselines"), ("tex", r"\caption{Baselines")):
+    for ending, title in (
+        ("md", "# Baselines"),
+        ("html", "<h1>Baselines"),
+        ("tex", r"\caption{Baselines"),
+    ):
         [line_of_title] = [row for row in texts[ending].splitlines() if title in row]
         assert "noise (small stand-ins, not the data itself)" in line_of_title
 
@@ -146,7 +184,9 @@ def heads(page):
     found = []
     for row in re.findall(r"<tr>(.*?)</tr>", page.partition("<thead>")[2].partition("</thead>")[0]):
         cells = re.findall(r"<th([^>]*)>(.*?)</th>", row)
-        found.append([(re.sub("<.*?>", "", text), *re.findall(r'span="(\d+)"', tag)) for tag, text in cells])
+        found.append(
+            [(re.sub("<.*?>", "", text), *re.findall(r'span="(\d+)"', tag)) for tag, text in cells]
+        )
     return found
 
 
@@ -155,11 +195,20 @@ def test_columns_of_the_page_are_grouped_by_data_set(written):
     assert first == [("method", "2"), ("mini-ImageNet-Blue", "4"), ("mini-ImageNet-Red", "4")]
     assert [text for (text,) in second] == [f"{rate}\u00a0%" for rate in (0, 20, 40, 80)] * 2
     first, second, third = heads(written({}, "cifar", data="toy")["html"])
-    assert first == [("method", "3"), ("stand-in for CIFAR-10", "6"), ("stand-in for CIFAR-100", "6")]
+    assert first == [
+        ("method", "3"),
+        ("stand-in for CIFAR-10", "6"),
+        ("stand-in for CIFAR-100", "6"),
+    ]
     assert second[5:7] == [("A\u201140\u00a0%",), ("20\u00a0%",)]
     assert [text for (text,) in third] == [*["toy"] * 5, "digits"] * 2
     [only] = heads(written({}, "realistic")["html"])
-    assert [text for text, *_ in only] == ["method", "mini\u2011WebVision", "WebVision", "Clothing1M"]
+    assert [text for text, *_ in only] == [
+        "method",
+        "mini\u2011WebVision",
+        "WebVision",
+        "Clothing1M",
+    ]
 
 
 def test_a_line_of_the_page_says_whose_it_is_and_stays_in_sight(written):

@@ -8,13 +8,13 @@ from fnmatch import fnmatch
 import pytest
 import torch
 
+from nearsay.batch import Files, Labels, Split
 from nearsay.config import ConfigError
-from nearsay.core import Files, Labels, NoSplit, Split
+from nearsay.errors import NoSplit, NotFinite, RunError
 from nearsay.reproduce import NAMES, reproduce, running
 from nearsay.reproduce.cells import call
 from nearsay.reproduce.plans import plan
-from nearsay.run import RunError
-from nearsay.train import NotFinite, train
+from nearsay.training.loop import train
 
 CLEAN_RUN = "toy-method=standard-noise=0.4-epochs=5-seed=0"
 
@@ -29,7 +29,9 @@ def out(tmp_path_factory):
 def baselines(out):
     """Every method of the first table at 40 % noise, trained once; what was told, and what came of it."""
     told = []
-    done = reproduce("baselines", data="toy", trials=1, out=out, only="toy-*noise=0.4-*", tell=told.append)
+    done = reproduce(
+        "baselines", data="toy", trials=1, out=out, only="toy-*noise=0.4-*", tell=told.append
+    )
     return told, done
 
 
@@ -38,11 +40,26 @@ def test_every_method_of_the_baselines_is_trained_and_printed(out, baselines):
     assert len(told) == len(done.done) == 10
     assert told[0] == f"1/10  {CLEAN_RUN}"
     assert (done.to_do, done.failed, done.hours) == ((), {}, 0)
-    assert [path.name for path in done.files] == [f"baselines.{ending}" for ending in ("md", "tex", "csv", "html")]
-    final = json.loads((out / "runs" / CLEAN_RUN / "result.json").read_text())["accuracy"]["test"]["final"]
-    [row] = [row for row in (out / "baselines.md").read_text().splitlines() if row.startswith("| Standard ")]
+    assert [path.name for path in done.files] == [
+        f"baselines.{ending}" for ending in ("md", "tex", "csv", "html")
+    ]
+    final = json.loads((out / "runs" / CLEAN_RUN / "result.json").read_text())["accuracy"]["test"][
+        "final"
+    ]
+    [row] = [
+        row
+        for row in (out / "baselines.md").read_text().splitlines()
+        if row.startswith("| Standard ")
+    ]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == ["Standard", "nearsay (n=1)", "not run", "not run", f"{100 * final:.1f}", *["not run"] * 5]
+    assert cells == [
+        "Standard",
+        "nearsay (n=1)",
+        "not run",
+        "not run",
+        f"{100 * final:.1f}",
+        *["not run"] * 5,
+    ]
 
 
 @pytest.mark.parametrize("name", ["confidence", "similarity"])
@@ -51,7 +68,9 @@ def test_figures_are_drawn_from_the_runs_of_the_table(out, baselines, name):
     done = reproduce(name, data="toy", trials=1, out=out, only="toy-*noise=0.4-*", tell=told.append)
     assert told == []
     assert len(done.done) == 2
-    assert [path.name for path in done.files] == [f"{name}.{ending}" for ending in ("png", "svg", "html")]
+    assert [path.name for path in done.files] == [
+        f"{name}.{ending}" for ending in ("png", "svg", "html")
+    ]
     page = (out / f"{name}.html").read_text()
     assert "Stand-in: toy data for mini-ImageNet-Blue. Runs: n = 1 per panel, seed 0." in page
     assert "Not run: Standard, toy for mini-ImageNet-Blue, 80 %;" in page
@@ -63,7 +82,9 @@ def test_figures_are_drawn_from_the_runs_of_the_table(out, baselines, name):
 
 
 def test_the_ablation_goes_on_with_what_it_found_best(out):
-    done = reproduce("ablation", data="toy", trials=1, out=out, only="*noise=0.4-*start_epoch=[03]-*")
+    done = reproduce(
+        "ablation", data="toy", trials=1, out=out, only="*noise=0.4-*start_epoch=[03]-*"
+    )
     assert len(done.done) == 5 + 5 + 1
     accuracies = {}
     for run in done.done:
@@ -110,7 +131,9 @@ def test_finished_runs_are_left_as_they_are(out, baselines):
     told = []
     reproduce("baselines", data="toy", trials=1, out=out, only="toy-*noise=0.4-*", tell=told.append)
     assert told == []
-    assert {path: path.stat().st_mtime_ns for path in (out / "runs" / CLEAN_RUN).rglob("*")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in (out / "runs" / CLEAN_RUN).rglob("*")
+    } == before
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "predictions/train.safetensors"])
@@ -135,8 +158,15 @@ def test_an_unfinished_run_goes_on(out, baselines):
 
 
 def test_a_dry_run_lists_and_touches_nothing(out, baselines, tmp_path):
-    planned = reproduce("baselines", data="toy", trials=1, out=tmp_path / "new", only="toy-*", dry_run=True)
-    assert (len(planned.done), len(planned.to_do), planned.hours, planned.files) == (0, 38, None, ())
+    planned = reproduce(
+        "baselines", data="toy", trials=1, out=tmp_path / "new", only="toy-*", dry_run=True
+    )
+    assert (len(planned.done), len(planned.to_do), planned.hours, planned.files) == (
+        0,
+        38,
+        None,
+        (),
+    )
     assert not (tmp_path / "new").exists()
     assert planned.text().splitlines()[0] == "baselines: runs: 0 done, 38 to do (time unmeasured)"
     begun = reproduce("baselines", data="toy", trials=1, out=out, only="toy-*", dry_run=True)
@@ -149,8 +179,13 @@ def test_a_dry_run_of_the_ablation_counts_what_cannot_be_named_yet(tmp_path):
     planned = reproduce("ablation", data="toy", trials=2, out=tmp_path, dry_run=True)
     assert (len(planned.to_do), planned.num_later) == (30, 54)
     assert "30 to do, 54 more that depend on them (time unmeasured)" in planned.text()
-    planned = reproduce("ablation", data="toy", trials=2, out=tmp_path, only="*noise=0.4-*", dry_run=True)
-    assert (len(planned.to_do), planned.num_later) == (10, 18)  # those of other rates are not wanted
+    planned = reproduce(
+        "ablation", data="toy", trials=2, out=tmp_path, only="*noise=0.4-*", dry_run=True
+    )
+    assert (len(planned.to_do), planned.num_later) == (
+        10,
+        18,
+    )  # those of other rates are not wanted
 
 
 def test_time_is_told_by_runs_of_the_same_method_where_there_are_any(tmp_path):
@@ -161,7 +196,10 @@ def test_time_is_told_by_runs_of_the_same_method_where_there_are_any(tmp_path):
         _results={
             each.run: {"seconds": seconds[each.method]}
             for each in cells
-            if each.recipe == "toy" and each.seed == 0 and "noise=0.4" in each.arguments and each.method in seconds
+            if each.recipe == "toy"
+            and each.seed == 0
+            and "noise=0.4" in each.arguments
+            and each.method in seconds
         },
     )
     missing = {cell.method: cell for cell in cells if cell.seed == 1 and cell.recipe == "toy"}
@@ -219,7 +257,9 @@ class Half:
 def test_a_half_copied_data_set_is_told_with_the_images_that_are_missing(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"")
     data = Half(tmp_path)
-    with pytest.raises(ValueError, match=r"1 of 2 images is not in .*, such as b\.jpg; nothing was trained"):
+    with pytest.raises(
+        ValueError, match=r"1 of 2 images is not in .*, such as b\.jpg; nothing was trained"
+    ):
         running._check_data([data])
     (tmp_path / "b.jpg").write_bytes(b"")
     data.num_opened = 0
@@ -233,7 +273,9 @@ def test_a_folder_of_another_experiment_is_not_taken_for_a_result(out, baselines
     for name in ("result.json", "experiment.json"):
         text = (out / "runs" / CLEAN_RUN / name).read_text()
         (folder / name).write_text(text.replace('"batch_size": 256', '"batch_size": 64'))
-    with pytest.raises(ConfigError, match=r"holds another experiment \(batch_size: 64, not 256\); move it away"):
+    with pytest.raises(
+        ConfigError, match=r"holds another experiment \(batch_size: 64, not 256\); move it away"
+    ):
         reproduce("cifar", data="toy", trials=1, out=tmp_path, dry_run=True)
     (folder / "experiment.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be used"):
@@ -261,7 +303,11 @@ def test_a_run_that_blows_up_is_reported_and_the_others_go_on(tmp_path, monkeypa
     assert done.failed == {CLEAN_RUN: "the loss was not finite"}
     assert len(done.done) == 2
     assert f"failed  {CLEAN_RUN}: the loss was not finite" in done.text()
-    [row] = [row for row in (tmp_path / "cifar.md").read_text().splitlines() if row.startswith("| Standard ")]
+    [row] = [
+        row
+        for row in (tmp_path / "cifar.md").read_text().splitlines()
+        if row.startswith("| Standard ")
+    ]
     assert row.count("not run") == 12
 
 
@@ -279,9 +325,7 @@ def test_nothing_finished_leaves_nothing_to_draw(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_pattern_that_matches_no_run_is_told_with_a_name_that_would(name, dry_run, tmp_path):
     out = tmp_path / "out"
-    told = (
-        rf"no run of {name} matches '\*noise=0\.3\*'; the names look like toy-method=\w+-noise=0\.\d-epochs=5-.*seed=0"
-    )
+    told = rf"no run of {name} matches '\*noise=0\.3\*'; the names look like toy-method=\w+-noise=0\.\d-epochs=5-.*seed=0"
     with pytest.raises(ConfigError, match=told):
         reproduce(name, data="toy", trials=1, out=out, only="*noise=0.3*", dry_run=dry_run)
     assert not out.exists()
@@ -291,7 +335,9 @@ def test_a_place_that_cannot_be_written_is_told_before_the_first_run_is_announce
     (tmp_path / "file").write_text("mine")
     told = []
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(RunError, match=r"cannot write into .*file.*; choose another folder with --out") as caught:
+        with pytest.raises(
+            RunError, match=r"cannot write into .*file.*; choose another folder with --out"
+        ) as caught:
             reproduce("cifar", data="toy", trials=1, out=out, tell=told.append)
         assert caught.value.code == 73
     assert told == []
@@ -304,13 +350,17 @@ def test_the_second_data_set_is_checked_as_well(tmp_path, monkeypatch):
         return called._replace(experiment=replace(called.experiment, second_test=Half(tmp_path)))
 
     monkeypatch.setattr(running, "call", call_with_second)
-    with pytest.raises(ValueError, match=r"1 of 1 images is not in .*, such as a\.jpg; nothing was trained"):
+    with pytest.raises(
+        ValueError, match=r"1 of 1 images is not in .*, such as a\.jpg; nothing was trained"
+    ):
         reproduce("cifar", data="toy", trials=1, out=tmp_path / "out", only=CLEAN_RUN)
     assert not (tmp_path / "out").exists()
 
 
 def test_names_come_without_torch():
-    code = "import sys; from nearsay.reproduce import NAMES; print(len(NAMES), 'torch' in sys.modules)"
+    code = (
+        "import sys; from nearsay.reproduce import NAMES; print(len(NAMES), 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["7", "False"]
 

@@ -56,7 +56,17 @@ def test_without_results_every_number_of_ours_reads_not_run(tmp_path):
 
 def test_the_paper_and_the_field_stand_below_ours(tmp_path):
     text = make_page(tmp_path)
-    paper = ["NCR + ELR+", "the paper, final epoch", "95.2", "94.5", "94.3", "91.6", "75.1", "90.7", "–"]
+    paper = [
+        "NCR + ELR+",
+        "the paper, final epoch",
+        "95.2",
+        "94.5",
+        "94.3",
+        "91.6",
+        "75.1",
+        "90.7",
+        "–",
+    ]
     assert lines(text, "NCR + ELR+")[0] == paper
     assert lines(text, "SSR+")[0][2:] == ["96.7", "–", "96.1", "95.6", "95.2", "95.5", "–"]
     rerun = ["DivideMix", "rerun, ReScience C 2026, best epoch", "95.6", "95.7", "93.1", "–"]
@@ -71,7 +81,15 @@ def test_what_the_paper_ran_again_is_not_called_a_quotation(tmp_path):
 
 def test_a_number_stands_in_its_cell_with_what_it_cost(tmp_path):
     text = page(tmp_path, record(cell(BY_KEY["symmetric-80"], "ncr"), 0.81236, seconds=90.0))
-    assert lines(text, "`ncr` ")[0] == ["`ncr`", "ours", *["not run"] * 3, "81.24", "not run", "not run", "1.5"]
+    assert lines(text, "`ncr` ")[0] == [
+        "`ncr`",
+        "ours",
+        *["not run"] * 3,
+        "81.24",
+        "not run",
+        "not run",
+        "1.5",
+    ]
     assert all("81.24" not in " ".join(row) for row in lines(text, "`ncr+mixup`"))
 
 
@@ -100,7 +118,10 @@ def test_protocols_are_never_mixed(tmp_path):
 def test_seeds_are_a_mean_with_the_deviation_of_a_sample(tmp_path):
     finals = (0.940, 0.945, 0.959)
     runs = [cell(WORST, "nearsay", protocol="paper", seed=seed) for seed in range(3)]
-    made = [record(run, final, seed=seed) for seed, (run, final) in enumerate(zip(runs, finals, strict=True))]
+    made = [
+        record(run, final, seed=seed)
+        for seed, (run, final) in enumerate(zip(runs, finals, strict=True))
+    ]
     found = lines(page(tmp_path, *made), "`nearsay`", "## Protocol `paper`\n")[1]
     deviation = statistics.stdev(100 * final for final in finals)
     assert found == ["`nearsay`", "ours", f"94.80 ± {deviation:.2f} (n=3)", "1.0"]
@@ -108,7 +129,11 @@ def test_seeds_are_a_mean_with_the_deviation_of_a_sample(tmp_path):
 
 def test_targets_say_how_far_they_are(tmp_path):
     text = page(tmp_path, record(cell(BY_KEY["symmetric-40"], "ncr+elr+"), 0.9434))
-    rows = [row for row in lines(text, "", "### How far") if row[1] in ("to reach", "reached", "difference")]
+    rows = [
+        row
+        for row in lines(text, "", "### How far")
+        if row[1] in ("to reach", "reached", "difference")
+    ]
     assert [row[3] for row in rows[:3]] == ["94.5", "94.34", "−0.16"]
     assert rows[3][:4] == ["`nearsay`", "to reach", "96.5", "96.0"]
     assert rows[5][3] == "–"
@@ -125,14 +150,30 @@ def test_detection_stands_beside_cleanlab(tmp_path):
 def test_what_the_audit_finds_has_a_row_of_its_own(tmp_path):
     run = record(cell(WORST, "ncr"), auroc=0.9581)
     unaudited = record(cell(AGGREGATE, "ncr"), seconds=600.0)
-    text = page(tmp_path, unaudited, {**run, "audit": {"auroc": 0.971, "average_precision": 0.96, "seconds": 30.0}})
+    text = page(
+        tmp_path,
+        unaudited,
+        {**run, "audit": {"auroc": 0.971, "average_precision": 0.96, "seconds": 30.0}},
+    )
     plain, audited, *_ = lines(text, "`ncr`", "### Finding")
     assert plain[4:] == [".958", "−.009", ".875", "5.5 (1.0 to 10.0)"]
-    assert audited == ["`ncr`, `nearsay audit`", "not run", "–", "not run", ".971", "+.004", ".960", "1.5"]
+    assert audited == [
+        "`ncr`, `nearsay audit`",
+        "not run",
+        "–",
+        "not run",
+        ".971",
+        "+.004",
+        ".960",
+        "1.5",
+    ]
 
 
 def test_what_an_audit_cost_that_was_not_timed_is_not_told(tmp_path):
-    text = page(tmp_path, {**record(cell(WORST, "ncr")), "audit": {"auroc": 0.971, "average_precision": 0.96}})
+    text = page(
+        tmp_path,
+        {**record(cell(WORST, "ncr")), "audit": {"auroc": 0.971, "average_precision": 0.96}},
+    )
     plain, audited, *_ = lines(text, "`ncr`", "### Finding")
     assert (plain[-1], audited[-1]) == ("1.0", "–")
 
@@ -153,13 +194,27 @@ def test_the_best_value_is_chosen_on_held_out_examples(tmp_path):
     rows = lines(page(tmp_path, *made), "", "#### α")
     place = next(place for place, row in enumerate(rows) if row[0] == "40 %")
     held_out, test = rows[place], rows[place + 1]
-    assert held_out == ["40 %", "held out", "50.00", "51.00", "52.00", "53.00", "54.00", "0.9", "1.0"]
+    assert held_out == [
+        "40 %",
+        "held out",
+        "50.00",
+        "51.00",
+        "52.00",
+        "53.00",
+        "54.00",
+        "0.9",
+        "1.0",
+    ]
     assert test[1:7] == ["test", "90.00", "89.00", "88.00", "87.00", "86.00"]
 
 
 def test_the_better_direction_is_named_by_held_out_examples(tmp_path):
     made = [
-        record(ablated(rate, point), 0.9, held_out=0.60 + (0.02 if point.variant == "released" else 0) + shift)
+        record(
+            ablated(rate, point),
+            0.9,
+            held_out=0.60 + (0.02 if point.variant == "released" else 0) + shift,
+        )
         for rate, shift in zip(RATES, (0.3, 0.2, 0.1), strict=True)
         for point in chain(*VARIANTS.values())
     ]
@@ -168,10 +223,16 @@ def test_the_better_direction_is_named_by_held_out_examples(tmp_path):
     assert "on average `released` is, by 2.00 points" in text
 
 
-@pytest.mark.parametrize("more", [0, 1])  # of a point at the first rate, and as much less at the last
+@pytest.mark.parametrize(
+    "more", [0, 1]
+)  # of a point at the first rate, and as much less at the last
 def test_directions_that_are_as_good_tie(tmp_path, more):
     made = [
-        record(ablated(rate, point), 0.9, held_out=0.7 + (0.01 * sign * more if point.variant == "released" else 0))
+        record(
+            ablated(rate, point),
+            0.9,
+            held_out=0.7 + (0.01 * sign * more if point.variant == "released" else 0),
+        )
         for rate, sign in zip(RATES, (-1, 0, 1), strict=True)
         for point in chain(*VARIANTS.values())
     ]
@@ -181,7 +242,10 @@ def test_directions_that_are_as_good_tie(tmp_path, more):
 
 def test_what_a_part_of_our_method_is_worth_is_a_difference_on_held_out_examples(tmp_path):
     key, part = PARTS_COLUMNS[1], PARTS[5]
-    whole, less = record(without(key, None), 0.94, held_out=0.58), record(without(key, part), 0.95, held_out=0.57)
+    whole, less = (
+        record(without(key, None), 0.94, held_out=0.58),
+        record(without(key, part), 0.95, held_out=0.57),
+    )
     assert lines(page(tmp_path / "alone", less), part.title, "### What each part")[0][5:] == [
         "57.00",
         "–",
@@ -199,7 +263,16 @@ def test_what_a_part_of_our_method_is_worth_is_a_difference_on_held_out_examples
         "1.0",
     ]
     found = lines(text, part.title, "### What each part")[0]
-    assert found[1:] == ["`objective.kinship=0`", "not run", "–", "not run", "57.00", "−1.00", "95.00", "1.0"]
+    assert found[1:] == [
+        "`objective.kinship=0`",
+        "not run",
+        "–",
+        "not run",
+        "57.00",
+        "−1.00",
+        "95.00",
+        "1.0",
+    ]
     assert "### Variations" not in text
     assert "without the vote no label is in doubt, so that kinship has no part either" in text
 
@@ -231,21 +304,32 @@ def test_a_run_of_an_earlier_form_is_no_variation(tmp_path):
     usual = ablated(40, point)
     arguments = tuple("seed=1" if word == "seed=0" else word for word in usual.arguments)
     other = Wanted(name="again", protocol="short", arguments=arguments, overrides=usual.overrides)
-    text = page(tmp_path, outdated(record(usual, held_out=0.5)), record(other, held_out=0.5, seed=1))
+    text = page(
+        tmp_path, outdated(record(usual, held_out=0.5)), record(other, held_out=0.5, seed=1)
+    )
     assert "### Variations" not in text
 
 
 def test_two_records_of_one_run_are_refused_also_from_different_machines(tmp_path):
     usual = cell(WORST, "ncr")
     arguments = tuple(reversed(usual.arguments))
-    other = Wanted(name="other", protocol="short", arguments=arguments, overrides=("machine.device=cpu",))
-    with pytest.raises(ValueError, match=rf"{tmp_path}/other\.json and {tmp_path}/{usual.name}\.json .* remove one"):
+    other = Wanted(
+        name="other", protocol="short", arguments=arguments, overrides=("machine.device=cpu",)
+    )
+    with pytest.raises(
+        ValueError, match=rf"{tmp_path}/other\.json and {tmp_path}/{usual.name}\.json .* remove one"
+    ):
         page(tmp_path, record(usual), record(other))
 
 
 def test_what_a_changed_run_detects_is_marked(tmp_path):
     usual = cell(WORST, "ncr")
-    other = Wanted(name="other", protocol="short", arguments=usual.arguments, overrides=("objective.temperature=4",))
+    other = Wanted(
+        name="other",
+        protocol="short",
+        arguments=usual.arguments,
+        overrides=("objective.temperature=4",),
+    )
     audit = {"auroc": 0.971, "average_precision": 0.96, "seconds": 30.0}
     made = [{**record(usual), "audit": audit}, record(other), record(cell(OPEN_SET[1], "ncr"))]
     text = page(tmp_path, *map(outdated, made), record(cell(WORST, "elr")))
@@ -262,17 +346,36 @@ def test_what_a_changed_run_detects_is_marked(tmp_path):
 def test_a_run_whose_recipe_has_changed_since_is_not_done(tmp_path):
     take([outdated(record(cell(WORST, "ncr", tier="A"))), record(cell(WORST, "elr"))], tmp_path)
     write_results(tmp_path, tmp_path / "page.md")
-    assert [row[3] for row in lines((tmp_path / "page.md").read_text(), "", "## What is done")[2:5]] == ["0", "0", "1"]
-    done = [each["name"] for each in json.loads((tmp_path / "queue.json").read_text()) if each["done"]]
+    assert [
+        row[3] for row in lines((tmp_path / "page.md").read_text(), "", "## What is done")[2:5]
+    ] == ["0", "0", "1"]
+    done = [
+        each["name"] for each in json.loads((tmp_path / "queue.json").read_text()) if each["done"]
+    ]
     assert done == [cell(WORST, "elr").name]
 
 
 def test_a_variation_stands_beside_the_method_as_it_is(tmp_path):
     usual = cell(WORST, "ncr")
-    other = Wanted(name="other", protocol="short", arguments=usual.arguments, overrides=("objective.temperature=4",))
+    other = Wanted(
+        name="other",
+        protocol="short",
+        arguments=usual.arguments,
+        overrides=("objective.temperature=4",),
+    )
     text = page(tmp_path, record(usual, 0.80), record(other, 0.815))
     found = lines(text, "10N worst", "### Variations")[0]
-    assert found == ["10N worst", "`ncr`", "`objective.temperature=4`", "81.50", "+1.50", "–", "–", ".950", "1.0"]
+    assert found == [
+        "10N worst",
+        "`ncr`",
+        "`objective.temperature=4`",
+        "81.50",
+        "+1.50",
+        "–",
+        "–",
+        ".950",
+        "1.0",
+    ]
 
 
 def test_every_run_is_listed_with_its_command_and_machine(tmp_path):
@@ -280,7 +383,19 @@ def test_every_run_is_listed_with_its_command_and_machine(tmp_path):
     text = page(tmp_path, made)
     assert f"    {made['command']}\n" in text
     found = lines(text, f"`{made['name']}`")[0][1:]
-    assert found == ["80.00", "81.00", "79.00", "–", ".950", ".875", "36.1 %", "1.0", "69 500", "3.0", "1234abc"]
+    assert found == [
+        "80.00",
+        "81.00",
+        "79.00",
+        "–",
+        ".950",
+        ".875",
+        "36.1 %",
+        "1.0",
+        "69 500",
+        "3.0",
+        "1234abc",
+    ]
     assert lines(text, "NVIDIA H200")[0] == ["NVIDIA H200", "2.11.0", "3.12.1", "1234abc", "1"]
 
 
@@ -288,8 +403,13 @@ def test_what_is_written_by_hand_is_taken_word_for_word(tmp_path):
     (tmp_path / "found.md").write_text("*Why* 80 % falls short.\n")
     (tmp_path / "choices.md").write_text("*Why* a root.\n")
     text = make_page(tmp_path)
-    assert "## What was found, and what fell short\n\n*Why* 80 % falls short.\n\n## Protocol" in text
-    assert "## How `nearsay` came to be as it is\n\n[method.md](method.md#nearsay) explains the words.\n\n" in text
+    assert (
+        "## What was found, and what fell short\n\n*Why* 80 % falls short.\n\n## Protocol" in text
+    )
+    assert (
+        "## How `nearsay` came to be as it is\n\n[method.md](method.md#nearsay) explains the words.\n\n"
+        in text
+    )
     assert ".\n\n*Why* a root.\n\n## Machines" in text
 
 
@@ -297,7 +417,9 @@ def test_what_is_written_by_hand_is_taken_word_for_word(tmp_path):
 def test_a_file_that_is_no_text_is_named(tmp_path, capsys, name):
     take([record(cell(WORST, "ncr"))], tmp_path)
     (tmp_path / name).write_bytes(b"\xff\xfe")
-    assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    assert (
+        cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    )
     assert f"{tmp_path / name} cannot be read" in capsys.readouterr().err
 
 
@@ -313,7 +435,9 @@ def test_a_record_that_cannot_be_shown_is_named(tmp_path, changes, capsys):
     made = {**record(cell(WORST, "ncr")), **changes}
     path = tmp_path / f"{made['name']}.json"
     path.write_text(json.dumps(made))
-    assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    assert (
+        cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    )
     assert f"{path} is no record of a run: its " in capsys.readouterr().err
 
 
@@ -343,7 +467,14 @@ def test_a_folder_without_results_takes_the_place_of_no_page(tmp_path, capsys):
     (tmp_path / "other").mkdir()
     (tmp_path / "page.md").write_text("The page of other results.\n")
     for more in ([], ["--check"]):
-        words = ["results", "--results", str(tmp_path / "other"), "--out", str(tmp_path / "page.md"), *more]
+        words = [
+            "results",
+            "--results",
+            str(tmp_path / "other"),
+            "--out",
+            str(tmp_path / "page.md"),
+            *more,
+        ]
         assert cli.main(words) == 65
         assert "other holds no result; give the one" in capsys.readouterr().err
     assert (tmp_path / "page.md").read_text() == "The page of other results.\n"
@@ -351,12 +482,20 @@ def test_a_folder_without_results_takes_the_place_of_no_page(tmp_path, capsys):
 
 
 def test_a_missing_folder_is_named(tmp_path, capsys):
-    assert cli.main(["results", "--results", str(tmp_path / "none"), "--out", str(tmp_path / "page.md")]) == 65
+    assert (
+        cli.main(
+            ["results", "--results", str(tmp_path / "none"), "--out", str(tmp_path / "page.md")]
+        )
+        == 65
+    )
     assert "none is no folder of results" in capsys.readouterr().err
 
 
 def test_a_record_that_the_queue_has_otherwise_stops_the_page(tmp_path):
     usual = cell(WORST, "ncr")
-    take([record(Wanted(name=usual.name, protocol="short", arguments=(*usual.arguments, "k=5")))], tmp_path)
+    take(
+        [record(Wanted(name=usual.name, protocol="short", arguments=(*usual.arguments, "k=5")))],
+        tmp_path,
+    )
     with pytest.raises(ValueError, match=usual.name):
         make_page(tmp_path)

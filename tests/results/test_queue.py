@@ -55,7 +55,9 @@ def test_the_first_tier_is_five_methods_under_four_kinds_of_noise():
             "kind=human column=worse",
         )
     }
-    assert {(each.protocol, each.method, " ".join(each.arguments[1:3])) for each in first} == expected
+    assert {
+        (each.protocol, each.method, " ".join(each.arguments[1:3])) for each in first
+    } == expected
     assert len(first) == 20
 
 
@@ -84,7 +86,9 @@ def test_every_cell_of_the_tables_is_wanted():
     assert {f"short-open-set-{kind}40-ncr+mixup-seed-0" for kind in ("", "within-")} <= names()
     assert RATES == (0, 20, 40)
     for rate in RATES:
-        assert {ablated(rate, Point(alpha=alpha)).name for alpha in (0.1, 0.3, 0.5, 0.7, 0.9)} <= names()
+        assert {
+            ablated(rate, Point(alpha=alpha)).name for alpha in (0.1, 0.3, 0.5, 0.7, 0.9)
+        } <= names()
         assert {ablated(rate, Point(k=k)).name for k in (1, 5, 10, 50, 100, None)} <= names()
         assert {ablated(rate, Point(e=start)).name for start in (0, 20, 40, 60, 80)} <= names()
         assert ablated(rate, Point(alpha=0.7, variant="released")).name in names()
@@ -119,7 +123,10 @@ def test_the_recipe_takes_every_run_and_says_what_its_name_says():
     assert trees["short-symmetric-80-ncr-seed-0"].noise.rate == 0.8
     assert trees["paper-symmetric-40-ncr+elr+-seed-2"].seed == 2
     assert trees["short-symmetric-40-elr+-noise-per-network-seed-0"].noise_per_network
-    assert trees["short-held-out-symmetric-20-ncr-paper-alpha-0.9-k-all-e-0-seed-0"].objective.k is None
+    assert (
+        trees["short-held-out-symmetric-20-ncr-paper-alpha-0.9-k-all-e-0-seed-0"].objective.k
+        is None
+    )
     held = trees["short-held-out-symmetric-40-ncr-released-alpha-0.7-k-10-e-0-seed-0"]
     assert (held.held_out, held.objective.alpha, held.objective.variant) == (5000, 0.7, "released")
 
@@ -127,21 +134,28 @@ def test_the_recipe_takes_every_run_and_says_what_its_name_says():
 def test_every_part_of_our_method_is_left_out_once_and_alone():
     def settings(wanted):
         recipe, *words = wanted.words(PLACES)
-        return config.to_tree(config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides).experiment)
+        return config.to_tree(
+            config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides).experiment
+        )
 
     for key, part in product(PARTS_COLUMNS, PARTS):
         assert {without(key, None).name, without(key, part).name} <= names()
         field, value = part.override.split("=")
         changed = [
             each.split(":")[0]
-            for each in config.differences(settings(without(key, None)), settings(without(key, part)))
+            for each in config.differences(
+                settings(without(key, None)), settings(without(key, part))
+            )
         ]
         assert changed == [field], part
         assert value in ("0", "1", "none")
     assert settings(without("human-worse", None))["held_out"] == 5000
     fields = {part.override.split("=")[0].removeprefix("objective.") for part in PARTS}
     weights = {"strictness", "sure", "label_power", "strong", "closeness", "kinship"}
-    assert fields == {"mixup", *weights}  # all that is learned from, but for neighbors and averages as such
+    assert fields == {
+        "mixup",
+        *weights,
+    }  # all that is learned from, but for neighbors and averages as such
 
 
 def test_the_commands_of_the_ablation_differ_in_the_values_alone():

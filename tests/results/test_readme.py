@@ -17,7 +17,9 @@ def rows():
             continue
         method = cells[0].split("`")[1]
         protocol = "short" if "100 epochs" in cells[0] else "paper"
-        names = {place: f"{protocol}-{noise}-{method}-seed-{{}}" for place, noise in COLUMNS.items()}
+        names = {
+            place: f"{protocol}-{noise}-{method}-seed-{{}}" for place, noise in COLUMNS.items()
+        }
         yield (
             cells,
             {

@@ -13,14 +13,20 @@ ONE = cell(BY_KEY["symmetric-40"], "ncr", tier="A")
 
 def test_a_record_keeps_the_numbers_and_no_place_of_this_machine():
     places = {"path": "/home/somebody/cifar", "labels": "/home/somebody/labels.pt"}
-    settings = {"data": {"path": "/home/somebody/cifar", "labels": "/home/somebody/labels.pt"}, "epochs": 100}
+    settings = {
+        "data": {"path": "/home/somebody/cifar", "labels": "/home/somebody/labels.pt"},
+        "epochs": 100,
+    }
     made = make_record(ONE, result(0.9123, seconds=60.0), settings, seconds=75.04, places=places)
     assert made["accuracy"]["test"]["final"] == 0.9123
     assert made["detection"] == {"auroc": 0.95, "average_precision": 0.875}
     assert made["labels"] == {"fingerprint": "ab12", "requested_rate": 0.4, "effective_rate": 0.361}
     assert made["seconds"] == 75.0
     assert made["command"] == ONE.command()
-    assert made["experiment"] == {"data": {"path": "data", "labels": "data/CIFAR-10_human.pt"}, "epochs": 100}
+    assert made["experiment"] == {
+        "data": {"path": "data", "labels": "data/CIFAR-10_human.pt"},
+        "epochs": 100,
+    }
     assert "somebody" not in json.dumps(made)
 
 
@@ -77,7 +83,9 @@ def test_nothing_and_everything_are_shares_and_whole_numbers_are_numbers(tmp_pat
 
 
 def test_the_runs_of_a_cell_come_by_seed(tmp_path):
-    records = {f"run-{seed}": {**record(ONE, seed=seed), "name": f"run-{seed}"} for seed in (2, 0, 10, 1)}
+    records = {
+        f"run-{seed}": {**record(ONE, seed=seed), "name": f"run-{seed}"} for seed in (2, 0, 10, 1)
+    }
     assert [each["seed"] for each in Numbers(records=records).of(ONE)] == [0, 1, 2, 10]
 
 
@@ -97,8 +105,12 @@ def test_one_more_item_of_a_list_is_a_change_whatever_it_is(monkeypatch):
     made = record(ONE)
     removed = made["experiment"]["augment"]["transforms"].pop()
     assert changed_since(made) == [f'augment.transforms.1: not there, but "{removed["kind"]}"']
-    monkeypatch.setattr(config, "to_tree", lambda _: {"new": 0, "old": {"new": None, "values": [1, 0]}})
-    assert changed_since({**made, "experiment": {"old": {"values": [1]}}}) == ["old.values.1: not there, but 0"]
+    monkeypatch.setattr(
+        config, "to_tree", lambda _: {"new": 0, "old": {"new": None, "values": [1, 0]}}
+    )
+    assert changed_since({**made, "experiment": {"old": {"values": [1]}}}) == [
+        "old.values.1: not there, but 0"
+    ]
 
 
 def test_a_record_under_the_name_of_another_run_is_refused():
@@ -122,14 +134,26 @@ def test_a_changed_recipe_is_noticed():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"accuracy": {"test": {"final": float("nan"), "best": 0.9, "last_10": 0.9}}}, "on 'test' are no shares"),
-        ({"accuracy": {"test": {"final": 94.1, "best": 0.9, "last_10": 0.9}}}, r"\[94\.1, 0\.9, 0\.9\] on 'test'"),
+        (
+            {"accuracy": {"test": {"final": float("nan"), "best": 0.9, "last_10": 0.9}}},
+            "on 'test' are no shares",
+        ),
+        (
+            {"accuracy": {"test": {"final": 94.1, "best": 0.9, "last_10": 0.9}}},
+            r"\[94\.1, 0\.9, 0\.9\] on 'test'",
+        ),
         ({"accuracy": {"test": {"final": "0.9", "best": 0.9, "last_10": 0.9}}}, "are no shares"),
         ({"accuracy": {}}, r"\[None, None, None\] on 'test' are no shares"),
         ({"accuracy": []}, r"its 'accuracy' is '\[\]'"),
         ({"detection": {"auroc": None}}, "its 'auroc' None is no share"),
-        ({"detection": {"auroc": 95.0, "average_precision": 0.9}}, "its 'auroc' 95.0 is no share from 0 to 1"),
-        ({"detection": {"auroc": -0.1, "average_precision": 0.9}}, "its 'auroc' -0.1 is no share from 0 to 1"),
+        (
+            {"detection": {"auroc": 95.0, "average_precision": 0.9}},
+            "its 'auroc' 95.0 is no share from 0 to 1",
+        ),
+        (
+            {"detection": {"auroc": -0.1, "average_precision": 0.9}},
+            "its 'auroc' -0.1 is no share from 0 to 1",
+        ),
         ({"detection": 5}, "its 'detection' is '5'"),
         ({"audit": 5}, "its 'audit' is '5'"),
         ({"audit": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
@@ -144,12 +168,21 @@ def test_a_changed_recipe_is_noticed():
         ),
         ({"versions": {"torch": 3}}, "its version of torch is 3 and no text"),
         ({"labels": {"effective_rate": "x"}}, "its 'effective_rate' 'x' is no share"),
-        ({"command": "nearsay train toy"}, "its command is 'nearsay train toy', but that of its recipe"),
-        ({"overrides": ["machine.device=cpu"]}, "its command is .* is 'nearsay train .*machine.device=cpu'"),
+        (
+            {"command": "nearsay train toy"},
+            "its command is 'nearsay train toy', but that of its recipe",
+        ),
+        (
+            {"overrides": ["machine.device=cpu"]},
+            "its command is .* is 'nearsay train .*machine.device=cpu'",
+        ),
         ({"protocol": "paper"}, "its 'protocol' is 'paper', but its arguments say short"),
         ({"seed": 3}, "its 'seed' is 3, but its arguments say 0"),
         ({"seconds": None}, "its 'seconds' is 'None'"),
-        ({"seconds": 60.0, "device_seconds": 61.0}, "its 'device_seconds' 61.0 are no part of 60.0 seconds"),
+        (
+            {"seconds": 60.0, "device_seconds": 61.0},
+            "its 'device_seconds' 61.0 are no part of 60.0 seconds",
+        ),
         ({"device_seconds": "few"}, "its 'device_seconds' 'few' are no part"),
         ({"seconds": float("inf")}, "its 'seconds' is 'inf'"),
         ({"seed": "x"}, "its 'seed' is 'x'"),
@@ -160,7 +193,9 @@ def test_a_changed_recipe_is_noticed():
         ({"name": "queue"}, "'queue' is no name of a run"),
     ],
 )
-def test_a_record_that_was_edited_by_hand_is_refused_and_nothing_is_written(tmp_path, changes, complaint):
+def test_a_record_that_was_edited_by_hand_is_refused_and_nothing_is_written(
+    tmp_path, changes, complaint
+):
     edited = {**record(ONE), **changes}
     (tmp_path / "a").mkdir()
     with pytest.raises(ValueError, match=f"{complaint}.*; nothing was written"):

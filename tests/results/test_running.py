@@ -17,35 +17,57 @@ import pytest
 import torch
 
 from nearsay.experiment import Machine
-from nearsay.host import hardware
 from nearsay.results.field import CLEANLAB
 from nearsay.results.queue import BY_KEY, EPOCHS, METHODS, Wanted, cell, write_queue
 from nearsay.results.record import read_records, take
+from nearsay.training.system import hardware
 from results.stand_in import record
 
 
 def toy(name, *arguments, seconds=1.0, **fields):
     words = ("noise=0.4", "epochs=1", *arguments)
-    return Wanted(name=name, protocol="short", recipe="toy", arguments=words, overrides=(), seconds=seconds, **fields)
+    return Wanted(
+        name=name,
+        protocol="short",
+        recipe="toy",
+        arguments=words,
+        overrides=(),
+        seconds=seconds,
+        **fields,
+    )
 
 
 @pytest.fixture
 def run(tmp_path, capsys):
     def call(queue, *words):
         (tmp_path / "queue.json").write_text(write_queue(queue))
-        places = {"queue": tmp_path / "queue.json", "results": tmp_path, "runs": tmp_path / "runs", "out": tmp_path}
+        places = {
+            "queue": tmp_path / "queue.json",
+            "results": tmp_path,
+            "runs": tmp_path / "runs",
+            "out": tmp_path,
+        }
         options = [word for name, place in places.items() for word in (f"--{name}", str(place))]
         code = cifar.main(["run", *options, *words])
         merged = tmp_path / "cifar.json"
         found = json.loads(merged.read_text()) if merged.exists() else {"records": [], "failed": {}}
         merged.unlink(missing_ok=True)  # it is no record itself
-        return code, [each["name"] for each in found["records"]], found["failed"], capsys.readouterr().out
+        return (
+            code,
+            [each["name"] for each in found["records"]],
+            found["failed"],
+            capsys.readouterr().out,
+        )
 
     return call
 
 
 def test_one_run_that_fails_does_not_stop_the_others(run, tmp_path):
-    queue = [toy("first", "method=standard"), toy("wrong", "method=nothing"), toy("last", "method=ncr")]
+    queue = [
+        toy("first", "method=standard"),
+        toy("wrong", "method=nothing"),
+        toy("last", "method=ncr"),
+    ]
     code, names, failed, _ = run(queue)
     assert (code, names, list(failed)) == (70, ["first", "last"], ["wrong"])
     assert "'nothing'" in failed["wrong"]
@@ -62,11 +84,20 @@ def test_what_is_recorded_or_not_chosen_is_left_out(run, tmp_path, capsys):
     assert run(queue, "--tier", "A", "--only", "^one")[1] == ["one-A"]
     merged = {"records": [json.loads((tmp_path / "runs" / "records" / "one-A.json").read_text())]}
     (tmp_path / "merged").write_text(json.dumps(merged))
-    words = ["take", str(tmp_path / "merged"), "--results", str(tmp_path / "taken"), "--commit", "abc1234"]
+    words = [
+        "take",
+        str(tmp_path / "merged"),
+        "--results",
+        str(tmp_path / "taken"),
+        "--commit",
+        "abc1234",
+    ]
     assert cifar.main(words) == 0
     assert "1 of 1 results are new" in capsys.readouterr().out
     assert list(read_records(tmp_path / "taken")) == ["one-A"]
-    told = run(queue, "--list", "--results", str(tmp_path / "taken"), "--runs", str(tmp_path / "others"))[3]
+    told = run(
+        queue, "--list", "--results", str(tmp_path / "taken"), "--runs", str(tmp_path / "others")
+    )[3]
     assert [line.split()[-1] for line in told.splitlines()] == ["one-B", "two-B", "two-A"]
 
 
@@ -78,7 +109,9 @@ def test_no_run_is_started_that_would_not_end_in_time(run):
 
 def test_what_took_longer_than_guessed_is_expected_to_take_as_long_again():
     wanted = cell(BY_KEY["symmetric-40"], "ncr")
-    seen = [record(cell(BY_KEY["symmetric-80"], "ncr"), seconds=seconds) for seconds in (300.0, 250.0)]
+    seen = [
+        record(cell(BY_KEY["symmetric-80"], "ncr"), seconds=seconds) for seconds in (300.0, 250.0)
+    ]
     assert cifar.expected(wanted, seen) == wanted.seconds + cifar.ENDING  # of other hardware
     here = [{**each, "hardware": hardware(Machine().find_device())} for each in seen]
     assert cifar.expected(wanted, here) == pytest.approx(1.08 * 300.0 + cifar.ENDING)
@@ -98,8 +131,12 @@ def test_how_long_a_run_took_whose_recipe_is_another_today_tells_nothing(run, tm
     assert names == ([] if k == 10 else ["two"])
 
 
-def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_their_records(run, tmp_path):
-    endless = Wanted(name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=())
+def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_their_records(
+    run, tmp_path
+):
+    endless = Wanted(
+        name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=()
+    )
     run([toy("brief")])
     code, names, failed, told = run([toy("brief"), endless], "--seconds", "1")
     assert (code, names, failed) == (0, ["brief"], {})
@@ -108,7 +145,9 @@ def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_thei
 
 
 def test_a_signal_from_outside_ends_it_with_the_code_of_the_signal(run, monkeypatch):
-    endless = Wanted(name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=())
+    endless = Wanted(
+        name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=()
+    )
     plain = cifar.train
 
     def train(*words, **more):
@@ -136,12 +175,16 @@ def test_so_does_one_between_two_runs(run, monkeypatch):
 @pytest.fixture
 def another():
     """The number of a process that lives."""
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as process:
         yield process.pid
         process.stdin.close()
 
 
-def test_a_run_that_another_process_has_is_left_to_it_and_one_whose_process_died_is_not(run, tmp_path, another):
+def test_a_run_that_another_process_has_is_left_to_it_and_one_whose_process_died_is_not(
+    run, tmp_path, another
+):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     claims = tmp_path / "runs" / "claims"
@@ -154,7 +197,9 @@ def test_a_run_that_another_process_has_is_left_to_it_and_one_whose_process_died
     assert [each.name for each in claims.iterdir()] == ["theirs"]
 
 
-def test_a_run_that_another_process_has_ended_meanwhile_is_not_run_again(run, tmp_path, monkeypatch):
+def test_a_run_that_another_process_has_ended_meanwhile_is_not_run_again(
+    run, tmp_path, monkeypatch
+):
     plain = cifar.run_one
 
     def run_both(wanted, arguments, place):  # as if another process were quicker with the second
@@ -180,7 +225,9 @@ def test_seconds_with_another_run_beside_it_count_half(tmp_path, another):
     assert 0.4 * taken < shared[0] <= 0.5 * taken
 
 
-def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before(run, tmp_path, another, monkeypatch):
+def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before(
+    run, tmp_path, another, monkeypatch
+):
     (tmp_path / "runs" / "sharing").mkdir(parents=True)
     (tmp_path / "runs" / "sharing" / "theirs").symlink_to(str(another))
     plain = cifar.train
@@ -200,14 +247,22 @@ def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before
 
 def test_those_runs_are_audited_whose_audit_the_page_shows():
     columns = [BY_KEY[key] for key in CLEANLAB]
-    cells = {cell(*each, protocol=protocol).name for each in product(columns, METHODS) for protocol in EPOCHS}
+    cells = {
+        cell(*each, protocol=protocol).name
+        for each in product(columns, METHODS)
+        for protocol in EPOCHS
+    }
     names = [
-        each.name for each in cifar.read_queue(cifar.ROOT / "results" / cifar.FILE) if each.arguments[-1][-1] == "0"
+        each.name
+        for each in cifar.read_queue(cifar.ROOT / "results" / cifar.FILE)
+        if each.arguments[-1][-1] == "0"
     ]
     assert {name for name in names if re.search(cifar.AUDITED, name)} == cells & {*names}
 
 
-def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(tmp_path, another, monkeypatch):
+def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(
+    tmp_path, another, monkeypatch
+):
     (tmp_path / "theirs").symlink_to(str(another))
     threads, seen = torch.get_num_threads(), []
 
@@ -228,12 +283,23 @@ def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(tmp_pa
 def test_two_processes_in_one_folder_run_everything_once(tmp_path):
     queue = [toy(f"run-{number}", f"seed={number}") for number in range(4)]
     (tmp_path / "queue.json").write_text(write_queue(queue))
-    folders = ("--queue", tmp_path / "queue.json", "--results", tmp_path, "--runs", tmp_path / "runs")
+    folders = (
+        "--queue",
+        tmp_path / "queue.json",
+        "--results",
+        tmp_path,
+        "--runs",
+        tmp_path / "runs",
+    )
     words = [sys.executable, Path(cifar.__file__), "run", *folders, "--out", tmp_path / "out"]
-    both = [subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
     told = "".join(process.communicate()[0] for process in both)
     assert [process.returncode for process in both] == [0, 0]
-    assert sorted(line.split()[1] for line in told.splitlines() if line.endswith(" ...")) == [q.name for q in queue]
+    assert sorted(line.split()[1] for line in told.splitlines() if line.endswith(" ...")) == [
+        q.name for q in queue
+    ]
     merged = json.loads((tmp_path / "out" / "cifar.json").read_text())
     assert [each["name"] for each in merged["records"]] == [q.name for q in queue]
 
@@ -262,16 +328,33 @@ def test_runs_without_their_files_are_left_out(run):
 @pytest.mark.parametrize("option", ["--data", "--labels", "--outside"])
 def test_a_path_that_is_not_there_is_told_once_and_before_any_run(tmp_path, capsys, option):
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    words = [
+        "--queue",
+        str(tmp_path / "queue.json"),
+        "--results",
+        str(tmp_path),
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     assert cifar.main(["run", *words, option, str(tmp_path / "nowhere")]) == 65
     told = capsys.readouterr().err
-    assert told == f"error: {option} {tmp_path / 'nowhere'} is not there; give a path that exists, or leave it out\n"
+    assert (
+        told
+        == f"error: {option} {tmp_path / 'nowhere'} is not there; give a path that exists, or leave it out\n"
+    )
     assert not (tmp_path / "runs").exists()
 
 
 def test_that_nothing_is_left_is_told(tmp_path, capsys):
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    words = [
+        "--queue",
+        str(tmp_path / "queue.json"),
+        "--results",
+        str(tmp_path),
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     for more in (["--list"], ["--out", str(tmp_path)]):
         assert cifar.main(["run", *words, "--only", "two", *more]) == 0
         told = capsys.readouterr()
@@ -281,9 +364,19 @@ def test_that_nothing_is_left_is_told(tmp_path, capsys):
 
 def test_how_many_are_left_out_is_told(tmp_path, capsys):
     human = [cell(BY_KEY["human-worse"], method) for method in ("ncr", "elr")]
-    for queue, told in ((human, "2 runs need --labels and are left out"), (human[:1], "1 run needs --labels and is")):
+    for queue, told in (
+        (human, "2 runs need --labels and are left out"),
+        (human[:1], "1 run needs --labels and is"),
+    ):
         (tmp_path / "queue.json").write_text(write_queue(queue))
-        words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+        words = [
+            "--queue",
+            str(tmp_path / "queue.json"),
+            "--results",
+            str(tmp_path),
+            "--runs",
+            str(tmp_path / "runs"),
+        ]
         assert cifar.main(["run", *words, "--data", "anywhere", "--list"]) == 0
         assert capsys.readouterr().err.startswith(told)
 
@@ -294,7 +387,10 @@ def test_what_is_no_regular_expression_is_refused_in_a_sentence(run, tmp_path, c
         run([toy("one")], option, "[")
     assert stopped.value.code == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {option}: '[' is no regular expression (unterminated character set at position 0); write" in told
+    assert (
+        f"argument {option}: '[' is no regular expression (unterminated character set at position 0); write"
+        in told
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -304,11 +400,16 @@ def test_a_time_that_is_none_is_refused_in_a_sentence(run, tmp_path, capsys, sec
         run([toy("one")], "--seconds", seconds)
     assert stopped.value.code == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument --seconds: {seconds} seconds are no time to run in; give a number above 0" in told
+    assert (
+        f"argument --seconds: {seconds} seconds are no time to run in; give a number above 0"
+        in told
+    )
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_setting_that_is_refused_is_told_without_a_traceback_and_a_mistake_of_ours_with_one(run, monkeypatch, capsys):
+def test_a_setting_that_is_refused_is_told_without_a_traceback_and_a_mistake_of_ours_with_one(
+    run, monkeypatch, capsys
+):
     printed = []
     monkeypatch.setattr(cifar.traceback, "print_exc", lambda: printed.append(1))
     assert "'nothing'" in run([toy("wrong", "method=nothing")])[2]["wrong"]
@@ -324,7 +425,14 @@ def test_a_damaged_reason_of_a_failure_is_told_by_its_file(run, tmp_path, capsys
     path.parent.mkdir(parents=True)
     path.write_text(content)
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    words = [
+        "--queue",
+        str(tmp_path / "queue.json"),
+        "--results",
+        str(tmp_path),
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     assert cifar.main(["run", *words]) == 65
     err = capsys.readouterr().err
     assert err.startswith(f"error: {path} does not tell why a run failed: ")
@@ -336,7 +444,14 @@ def test_a_failure_that_another_process_takes_back_meanwhile_is_none(tmp_path, c
     path.parent.mkdir(parents=True)
     path.symlink_to("gone")  # listed, and not there any more
     (tmp_path / "queue.json").write_text(write_queue([toy("one"), toy("two")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    words = [
+        "--queue",
+        str(tmp_path / "queue.json"),
+        "--results",
+        str(tmp_path),
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     assert cifar.main(["run", "--list", *words]) == 0
     names = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
     assert names == ["one", "two"]  # what failed comes last
@@ -358,16 +473,34 @@ def test_what_is_no_merged_file_is_refused_in_a_sentence(tmp_path, capsys):
     ("words", "code", "told"),
     [
         (["run", "--queue", "three.json", "--list"], 65, "three.json is no queue of runs: "),
-        (["run", "--only", "^none$", "--runs", "three.json"], 74, "error: three.json/sharing: Not a directory"),
-        (["run", "--only", "^none$", "--runs", "runs", "--out", "three.json"], 74, "error: three.json: File exists"),
+        (
+            ["run", "--only", "^none$", "--runs", "three.json"],
+            74,
+            "error: three.json/sharing: Not a directory",
+        ),
+        (
+            ["run", "--only", "^none$", "--runs", "runs", "--out", "three.json"],
+            74,
+            "error: three.json: File exists",
+        ),
         (["take", "records.json"], 65, "records.json is no file of this script: "),
         (["take", "failed.json"], 65, "failed.json is no file of this script: "),
-        (["take", "none.json"], 65, "none.json'; give the cifar.json that run has written into its --out"),
+        (
+            ["take", "none.json"],
+            65,
+            "none.json'; give the cifar.json that run has written into its --out",
+        ),
     ],
 )
-def test_files_that_cannot_be_meant_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, words, code, told):
+def test_files_that_cannot_be_meant_are_told_in_a_sentence(
+    tmp_path, monkeypatch, capsys, words, code, told
+):
     monkeypatch.chdir(tmp_path)
-    for name, tree in {"three": [3], "records": {"records": 3}, "failed": {"records": [], "failed": 3}}.items():
+    for name, tree in {
+        "three": [3],
+        "records": {"records": 3},
+        "failed": {"records": [], "failed": 3},
+    }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(tree))
     assert cifar.main([*words, "--results", str(tmp_path / "taken")]) == code
     assert told in capsys.readouterr().err.splitlines()[-1]

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearsay import config, tables
-from nearsay.review.corrections import Corrections
-from nearsay.review.desk import Desk
+from nearsay import config
+from nearsay.data import tables
+from nearsay.label_issues.corrections import Corrections
 from nearsay.review.examples import read_examples
 from nearsay.review.pictures import Pictures, open_source
-from nearsay.review.serving import make_app, make_server
-from nearsay.splits import open_splits, pack_labels
-from nearsay.trained import read_labels
+from nearsay.review.server import make_app, make_server
+from nearsay.review.session import Desk
+from nearsay.training.run_folder import read_labels
+from nearsay.training.splits import open_splits, pack_labels
 
 TOKEN = "a-token-that-is-known-to-the-tests"
 
@@ -49,7 +50,12 @@ def write_audit(folder, labels, num_issues=30, **changes):
         "label_score": [round(index / num, 6) for index in range(num)],
         "is_label_issue": [index < num_issues for index in range(num)],
         "neighbors": [
-            json.dumps([[other, name[given[other]], round(0.9 - 0.1 * step, 4)] for step, other in enumerate(row)])
+            json.dumps(
+                [
+                    [other, name[given[other]], round(0.9 - 0.1 * step, 4)]
+                    for step, other in enumerate(row)
+                ]
+            )
             for row in near
         ],
         "ood_score": [0.5] * num,
@@ -85,7 +91,9 @@ def photos(tmp_path_factory):
         place.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (1500, 300), (40 * number, 0, 99)).save(place / f"{number}.png")
     (root / "images" / "dog" / "broken.png").write_bytes(b"no image")
-    return write_run(root / "run", "folder", f"path={root / 'images'}", "backbone=resnet18", "weights=none")
+    return write_run(
+        root / "run", "folder", f"path={root / 'images'}", "backbone=resnet18", "weights=none"
+    )
 
 
 @pytest.fixture
@@ -94,10 +102,16 @@ def features(tmp_path):
 
     def write(names, **changes):
         num = len(names)
-        arrays = {"features": np.eye(num, dtype=np.float32), "labels": np.arange(num), "classes": np.array(names)}
+        arrays = {
+            "features": np.eye(num, dtype=np.float32),
+            "labels": np.arange(num),
+            "classes": np.array(names),
+        }
         np.savez(tmp_path / "features.npz", **arrays)
         path = f"path={tmp_path / 'features.npz'}"
-        return write_run(tmp_path / "features", "embeddings", path, overrides=["held_out=0"], **changes)
+        return write_run(
+            tmp_path / "features", "embeddings", path, overrides=["held_out=0"], **changes
+        )
 
     return write
 
@@ -133,7 +147,9 @@ def serving(folder, **choices):
         def ask(method, path, value=None, **headers):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
             own = (
-                {"Content-Type": "application/json", "Origin": f"http://127.0.0.1:{port}"} if value is not None else {}
+                {"Content-Type": "application/json", "Origin": f"http://127.0.0.1:{port}"}
+                if value is not None
+                else {}
             )
             body = None if value is None else json.dumps(value)
             connection.request(method, f"/{TOKEN}/{path}", body, {**own, **headers})
@@ -143,7 +159,9 @@ def serving(folder, **choices):
             return SimpleNamespace(status=answer.status, headers=answer.headers, content=content)
 
         try:
-            yield SimpleNamespace(desk=desk, port=port, ask=ask, address=f"http://127.0.0.1:{port}/{TOKEN}/")
+            yield SimpleNamespace(
+                desk=desk, port=port, ask=ask, address=f"http://127.0.0.1:{port}/{TOKEN}/"
+            )
         finally:
             server.should_exit = True
             thread.join()

@@ -9,15 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from nearsay.commands.clean import clean_run
-from nearsay.core import Labels
-from nearsay.review.corrections import DECISIONS, ChangedFile, Corrections, Entry
-from nearsay.run import RunError
-from nearsay.tables import TableError
-from nearsay.trained import read_labels
+from nearsay.batch import Labels
+from nearsay.doors.clean import clean_run
+from nearsay.errors import ChangedFile, RunError, TableError
+from nearsay.label_issues.corrections import DECISIONS, Corrections, Entry
+from nearsay.training.run_folder import read_labels
 
 NAMES = ("cat", 'a "dog", perhaps', "two\nlines", "=1+1", "ünïcode", " spaces ")
-ROWS = [Entry(0, 1, "other"), Entry(1, 2, "accept"), Entry(2, 3, "keep"), Entry(3, -1, "drop"), Entry(4, 5, "other")]
+ROWS = [
+    Entry(0, 1, "other"),
+    Entry(1, 2, "accept"),
+    Entry(2, 3, "keep"),
+    Entry(3, -1, "drop"),
+    Entry(4, 5, "other"),
+]
 
 
 def of_names():
@@ -34,7 +39,10 @@ def test_what_was_written_is_read_again(tmp_path):
     with path.open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["index", "label", "decision"]
-    assert rows[1:] == [[str(each.index), NAMES[each.label] if each.label >= 0 else "", each.decision] for each in ROWS]
+    assert rows[1:] == [
+        [str(each.index), NAMES[each.label] if each.label >= 0 else "", each.decision]
+        for each in ROWS
+    ]
 
 
 def test_a_file_that_ends_anywhere_keeps_all_whole_rows_and_takes_new_ones(tmp_path):
@@ -51,14 +59,20 @@ def test_a_file_that_ends_anywhere_keeps_all_whole_rows_and_takes_new_ones(tmp_p
         found = Corrections(path, of_names())
         num_whole = sum(cut >= end - 1 for end in ends)  # only the line break may be missing
         assert found.entries == ROWS[:num_whole], cut
-        assert bool(found.torn) == (cut not in (0, header - 1, header, *ends, *(end - 1 for end in ends))), cut
+        assert bool(found.torn) == (
+            cut not in (0, header - 1, header, *ends, *(end - 1 for end in ends))
+        ), cut
         found.append(Entry(5, 0, "other"))
-        assert Corrections(path, of_names()).entries == [*ROWS[:num_whole], Entry(5, 0, "other")], cut
+        assert Corrections(path, of_names()).entries == [*ROWS[:num_whole], Entry(5, 0, "other")], (
+            cut
+        )
 
 
 def test_a_file_that_was_written_by_hand_is_kept_to_the_last_byte(tmp_path):
     path = tmp_path / "corrections.csv"
-    by_hand = "\ufeffdecision,index,label,why\nkeep,0,cat,looks right\n,1,cat,\n,2,,\n,3,=1+1,".encode()
+    by_hand = (
+        "\ufeffdecision,index,label,why\nkeep,0,cat,looks right\n,1,cat,\n,2,,\n,3,=1+1,".encode()
+    )
     path.write_bytes(by_hand)
     found = Corrections(path, of_names())
     assert found.entries == [Entry(0, 0, "keep"), Entry(1, 0, "other"), Entry(2, -1, "drop")]
@@ -74,13 +88,25 @@ def test_a_file_that_was_written_by_hand_is_kept_to_the_last_byte(tmp_path):
     ("content", "told"),
     [
         (b"index,label\n0,cat\n", "no column 'decision'"),
-        (b"index,label,decision\n6,cat,keep\n", "corrections.csv:2: index '6' is none of the 6 examples"),
+        (
+            b"index,label,decision\n6,cat,keep\n",
+            "corrections.csv:2: index '6' is none of the 6 examples",
+        ),
         (b"index,label,decision\n0,bird,keep\n", "corrections.csv:2: label 'bird' is no class"),
         (b'index,label,decision\n0,"cat,keep\n1,cat,keep\n2,cat,keep\n', "never closed"),
         ("index,label,decision\n0,cat,keep\n".encode("utf-16"), "UTF-16"),
-        (b"index,label\n0,cat\n1,cat", "no column 'decision'"),  # as clean takes it, and not as we would go on
-        (b"index,label,decision\n0,bird,keep\n1,cat,", "corrections.csv:2: label 'bird' is no class"),
-        (b"index,label,decision\n0,bird,keep\n1,cat,keep", "corrections.csv:2: label 'bird' is no class"),
+        (
+            b"index,label\n0,cat\n1,cat",
+            "no column 'decision'",
+        ),  # as clean takes it, and not as we would go on
+        (
+            b"index,label,decision\n0,bird,keep\n1,cat,",
+            "corrections.csv:2: label 'bird' is no class",
+        ),
+        (
+            b"index,label,decision\n0,bird,keep\n1,cat,keep",
+            "corrections.csv:2: label 'bird' is no class",
+        ),
         (b"Notes of mine\nthe last line", "no column 'index'"),
     ],
 )
@@ -106,7 +132,9 @@ def test_a_file_that_is_refused_need_not_be_writable(tmp_path, monkeypatch, cont
     path.write_bytes(content)
 
     def read_only(name, mode="r", *choices, **named):
-        if Path(name) == path and set(mode) & set("wa+"):  # as chmod 444 makes it, which root does not feel
+        if Path(name) == path and set(mode) & set(
+            "wa+"
+        ):  # as chmod 444 makes it, which root does not feel
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return opened(name, mode, *choices, **named)
 
@@ -169,7 +197,9 @@ def test_each_row_is_flushed_to_the_disk_before_it_counts(tmp_path, monkeypatch)
     rows = [each for each in flushed if each[0] == path.stat().st_ino]
     assert [entries for _, _, entries in rows] == [0, 1]
     assert rows[1][1] == size
-    assert any(each[0] == tmp_path.stat().st_ino for each in flushed)  # the name of the new file too
+    assert any(
+        each[0] == tmp_path.stat().st_ino for each in flushed
+    )  # the name of the new file too
 
 
 def test_a_file_that_something_else_has_changed_is_not_written_to(tmp_path):

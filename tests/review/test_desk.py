@@ -6,18 +6,25 @@ import threading
 import numpy as np
 import pytest
 
-from nearsay import tables
-from nearsay.datasets.images import ImageError
-from nearsay.review.desk import Conflict, Refused
+from nearsay.data import tables
+from nearsay.errors import ImageError, RunError
 from nearsay.review.pictures import LARGE, SMALL, open_source
-from nearsay.run import RunError
-from nearsay.trained import read_labels
+from nearsay.review.session import Conflict, Refused
+from nearsay.training.run_folder import read_labels
 from review.conftest import open_desk, write_audit, write_run
 
 
 def decided(desk, index, decision, *, key=None, seen=None, **more):
     seen = desk.changes(0) and desk._revisions.get(index, 0) if seen is None else seen
-    return desk.decide({"key": key or f"{random.random()}", "index": index, "decision": decision, "seen": seen, **more})
+    return desk.decide(
+        {
+            "key": key or f"{random.random()}",
+            "index": index,
+            "decision": decision,
+            "seen": seen,
+            **more,
+        }
+    )
 
 
 def rows(folder):
@@ -41,7 +48,12 @@ def test_what_was_decided_is_shown_however_few_are(run):
     state = open_desk(run, limit=2).state()
     assert state["index"] == [0, 1, 900]
     assert state["standings"] == [
-        {"index": 900, "decision": "keep", "label": read_labels(run).given[900].item(), "revision": 1}
+        {
+            "index": 900,
+            "decision": "keep",
+            "label": read_labels(run).given[900].item(),
+            "revision": 1,
+        }
     ]
 
 
@@ -112,7 +124,13 @@ def test_undo_goes_back_one_decision_at_a_time_and_is_a_row_itself(run):
     assert rows(run)[-1] == ("0", str((given + 1) % 10), "accept")
     assert decided(desk, 0, "undo")["decision"] == ""
     assert rows(run)[-1] == ("0", str(given), "undo")
-    assert [decision for _, _, decision in rows(run)] == ["accept", "drop", "undo", "accept", "undo"]
+    assert [decision for _, _, decision in rows(run)] == [
+        "accept",
+        "drop",
+        "undo",
+        "accept",
+        "undo",
+    ]
     with pytest.raises(Refused, match="nothing to undo"):
         decided(desk, 0, "undo")
     assert desk.tally()[:2] == (0, 0)
@@ -185,8 +203,14 @@ def test_many_threads_lose_nothing(run):
         ({"key": "k", "index": 1347, "seen": 0}, "none of the 1347 examples"),
         ({"key": "k", "index": 0}, "seen='None'"),
         ({"key": "k", "index": 0, "seen": 0}, "decision='None' must be accept"),
-        ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": 10}, "label='10' must be"),
-        ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": "3"}, "label='3' must be"),
+        (
+            {"key": "k", "index": 0, "seen": 0, "decision": "other", "label": 10},
+            "label='10' must be",
+        ),
+        (
+            {"key": "k", "index": 0, "seen": 0, "decision": "other", "label": "3"},
+            "label='3' must be",
+        ),
         ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": False}, "label='False'"),
         ({"key": "k", "index": 0, "seen": 0, "decision": "undo"}, "nothing to undo"),
         ({"key": "k", "index": 0, "seen": 0, "decision": ["keep"]}, "decision="),
@@ -214,7 +238,10 @@ def test_an_audit_that_was_made_anew_keeps_what_was_decided(run):
     [
         (lambda lines: None, "is missing; audit the run first, with nearsay audit"),
         (lambda lines: lines[:-1], "not one row for each of the 1347 examples"),
-        (lambda lines: [lines[0].replace("label_score", "score"), *lines[1:]], "no column 'label_score'"),
+        (
+            lambda lines: [lines[0].replace("label_score", "score"), *lines[1:]],
+            "no column 'label_score'",
+        ),
         (lambda lines: [lines[0], lines[1].replace("0.9,0.0", "0.9,low"), *lines[2:]], "low"),
     ],
 )
@@ -262,15 +289,23 @@ def test_features_have_no_pictures_and_their_neighbors_still_speak(features):
 
 
 def test_other_columns_of_a_manifest_are_shown(photos, tmp_path):
-    names = [f"cat/{number}.png" for number in (1, 3, 5)] + [f"dog/{number}.png" for number in (0, 2, 4)]
+    names = [f"cat/{number}.png" for number in (1, 3, 5)] + [
+        f"dog/{number}.png" for number in (0, 2, 4)
+    ]
     lines = [f"{name},{name[:3]},by {number}" for number, name in enumerate(names)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,annotator", *lines]) + "\n")
-    arguments = [f"path={tmp_path / 'list.csv'}", f"root={photos.parent / 'images'}", "weights=none"]
+    arguments = [
+        f"path={tmp_path / 'list.csv'}",
+        f"root={photos.parent / 'images'}",
+        "weights=none",
+    ]
     folder = write_run(tmp_path / "listed", "manifest", *arguments, "backbone=resnet18")
     assert open_desk(folder).example(4)["details"]["annotator"] == "by 4"
 
 
-def test_other_columns_of_a_table_of_labels_are_shown_and_doubted_once_the_features_are_others(tmp_path):
+def test_other_columns_of_a_table_of_labels_are_shown_and_doubted_once_the_features_are_others(
+    tmp_path,
+):
     features = np.random.default_rng(0).normal(size=(6, 4))
     np.save(tmp_path / "f.npy", features)
     lines = [f"{'cat' if number % 2 else 'dog'},text {number}" for number in range(6)]
@@ -280,7 +315,10 @@ def test_other_columns_of_a_table_of_labels_are_shown_and_doubted_once_the_featu
     desk = open_desk(folder)
     assert (desk.example(4)["details"]["text"], desk.state()["notes"]) == ("text 4", [])
     np.save(tmp_path / "f.npy", features[::-1])
-    assert "is not what it was when the run was trained; what its table says" in open_source(folder, 6).note
+    assert (
+        "is not what it was when the run was trained; what its table says"
+        in open_source(folder, 6).note
+    )
 
 
 def test_data_that_is_gone_or_changed_is_said_and_the_rest_goes_on(photos, tmp_path):
@@ -303,7 +341,11 @@ def test_data_that_is_gone_or_changed_is_said_and_the_rest_goes_on(photos, tmp_p
 
 def test_claims_of_the_audit_count_however_a_spreadsheet_spells_them(run):
     labels = read_labels(run)
-    write_audit(run, labels, is_label_issue=["TRUE" if index < 3 else "FALSE" for index in range(len(labels.given))])
+    write_audit(
+        run,
+        labels,
+        is_label_issue=["TRUE" if index < 3 else "FALSE" for index in range(len(labels.given))],
+    )
     assert open_desk(run).state()["is_issue"] == [True] * 3 + [False] * (len(labels.given) - 3)
 
 
@@ -330,5 +372,8 @@ def test_undo_after_skipping_what_was_decided_takes_back_the_decision_before_tha
     decided(desk, 0, "skip")
     assert desk.state()["session"] == [0, 1]
     decided(desk, 1, "undo")
-    assert [(each["index"], each["decision"]) for each in desk.state()["standings"]] == [(0, "drop"), (1, "")]
+    assert [(each["index"], each["decision"]) for each in desk.state()["standings"]] == [
+        (0, "drop"),
+        (1, ""),
+    ]
     assert [decision for _, _, decision in rows(run)] == ["drop", "keep", "undo"]

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nearsay.review import serving as server_module
-from nearsay.review.guarding import MOST_BYTES
+from nearsay.review import server as server_module
+from nearsay.review.security import MOST_BYTES
 from review.conftest import TOKEN, serving
 
 DECISION = json.dumps({"key": "k", "index": 0, "decision": "drop", "seen": 0})
@@ -32,7 +32,13 @@ REFUSED = [  # what is sent (method, target, headers, body), and the answers tha
     ("GET", f"/{TOKEN}/state", ("Host: ",), "", (400, 421)),
     ("GET", f"/{TOKEN}/state", (), "", (400, 421)),
     ("GET", f"/{TOKEN}/state", (HOST, "Host: evil.example"), "", (400, 421)),
-    ("GET", f"/{TOKEN}/state", ("Host: evil.example", "X-Forwarded-Host: 127.0.0.1:PORT"), "", (421,)),
+    (
+        "GET",
+        f"/{TOKEN}/state",
+        ("Host: evil.example", "X-Forwarded-Host: 127.0.0.1:PORT"),
+        "",
+        (421,),
+    ),
     ("POST", DECIDE, ("Host: evil.example", ORIGIN, JSON), DECISION, (421,)),
     # no token, or not this one
     ("GET", "/", (HOST,), "", (403,)),
@@ -56,9 +62,27 @@ REFUSED = [  # what is sent (method, target, headers, body), and the answers tha
     # another site
     ("GET", f"/{TOKEN}/state", (HOST, "Origin: http://evil.example"), "", (403,)),
     ("GET", f"/{TOKEN}/state", (HOST, "Sec-Fetch-Site: cross-site"), "", (403,)),
-    ("GET", f"/{TOKEN}/picture/large/0", (HOST, "Sec-Fetch-Site: same-site", "Sec-Fetch-Dest: image"), "", (403,)),
-    ("GET", f"/{TOKEN}/page.js", (HOST, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: script"), "", (403,)),
-    ("GET", f"/{TOKEN}/", (HOST, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: iframe"), "", (403,)),
+    (
+        "GET",
+        f"/{TOKEN}/picture/large/0",
+        (HOST, "Sec-Fetch-Site: same-site", "Sec-Fetch-Dest: image"),
+        "",
+        (403,),
+    ),
+    (
+        "GET",
+        f"/{TOKEN}/page.js",
+        (HOST, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: script"),
+        "",
+        (403,),
+    ),
+    (
+        "GET",
+        f"/{TOKEN}/",
+        (HOST, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: iframe"),
+        "",
+        (403,),
+    ),
     ("POST", DECIDE, (HOST, JSON), DECISION, (403,)),
     ("POST", DECIDE, (HOST, JSON, "Origin: null"), DECISION, (403,)),
     ("POST", DECIDE, (HOST, JSON, "Origin: http://evil.example"), DECISION, (403,)),
@@ -68,11 +92,29 @@ REFUSED = [  # what is sent (method, target, headers, body), and the answers tha
     ("POST", DECIDE, (HOST, JSON, "Origin: http://localhost:PORT"), DECISION, (403,)),
     ("POST", DECIDE, (HOST, JSON, ORIGIN, "Origin: http://evil.example"), DECISION, (403,)),
     ("POST", DECIDE, (*WRITE, "Sec-Fetch-Site: cross-site"), DECISION, (403,)),
-    ("POST", DECIDE, (*WRITE, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: document"), DECISION, (403,)),
-    ("OPTIONS", DECIDE, (HOST, "Origin: http://evil.example", "Access-Control-Request-Method: POST"), "", (403, 405)),
+    (
+        "POST",
+        DECIDE,
+        (*WRITE, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: document"),
+        DECISION,
+        (403,),
+    ),
+    (
+        "OPTIONS",
+        DECIDE,
+        (HOST, "Origin: http://evil.example", "Access-Control-Request-Method: POST"),
+        "",
+        (403, 405),
+    ),
     # what a form of another site can send
     ("POST", DECIDE, (HOST, ORIGIN, "Content-Type: text/plain"), DECISION, (415,)),
-    ("POST", DECIDE, (HOST, ORIGIN, "Content-Type: application/x-www-form-urlencoded"), DECISION, (415,)),
+    (
+        "POST",
+        DECIDE,
+        (HOST, ORIGIN, "Content-Type: application/x-www-form-urlencoded"),
+        DECISION,
+        (415,),
+    ),
     ("POST", DECIDE, (HOST, ORIGIN), DECISION, (415,)),
     # writes by other methods
     ("GET", f"{DECIDE}?index=0&decision=drop&seen=0&key=k", (HOST,), "", (405,)),
@@ -155,7 +197,9 @@ def test_the_table_is_long_enough():
     assert len({case[:4] for case in REFUSED}) == len(REFUSED)
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=[f"{number}-{case[0]}" for number, case in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    "case", REFUSED, ids=[f"{number}-{case[0]}" for number, case in enumerate(REFUSED)]
+)
 def test_what_is_not_from_the_page_is_refused_and_changes_nothing(served, original, case):
     answer = send(served.port, request(served.port, *case[:4]))
     status = int(answer.split(b" ", 2)[1])
@@ -169,11 +213,17 @@ def test_what_is_not_from_the_page_is_refused_and_changes_nothing(served, origin
 def test_the_page_itself_is_answered(run):
     with serving(run) as page:
         for name in (b"127.0.0.1", b"localhost"):
-            content = request(page.port, "GET", f"/{TOKEN}/state", (HOST,), "").replace(b"127.0.0.1", name)
+            content = request(page.port, "GET", f"/{TOKEN}/state", (HOST,), "").replace(
+                b"127.0.0.1", name
+            )
             assert send(page.port, content).startswith(b"HTTP/1.1 200")
         followed = (HOST, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: document")
-        assert send(page.port, request(page.port, "GET", f"/{TOKEN}/", followed, "")).startswith(b"HTTP/1.1 200")
-        assert send(page.port, request(page.port, "POST", DECIDE, WRITE, DECISION)).startswith(b"HTTP/1.1 200")
+        assert send(page.port, request(page.port, "GET", f"/{TOKEN}/", followed, "")).startswith(
+            b"HTTP/1.1 200"
+        )
+        assert send(page.port, request(page.port, "POST", DECIDE, WRITE, DECISION)).startswith(
+            b"HTTP/1.1 200"
+        )
         assert page.desk.changes(0)["version"] == 1
 
 
@@ -201,7 +251,10 @@ def test_a_body_without_a_length_is_read_up_to_the_limit(served, original):
 def test_a_slow_client_is_left_and_holds_up_nobody(run, monkeypatch, beginning):
     monkeypatch.setattr(server_module, "LONGEST", 0.6)
     monkeypatch.setattr(server_module, "LONGEST_BODY", 0.3)
-    with serving(run) as page, socket.create_connection(("127.0.0.1", page.port), timeout=5) as slow:
+    with (
+        serving(run) as page,
+        socket.create_connection(("127.0.0.1", page.port), timeout=5) as slow,
+    ):
         slow.sendall(beginning.replace(b"PORT", str(page.port).encode()))
         start = time.monotonic()
         assert page.ask("GET", "state").status == 200
@@ -225,7 +278,13 @@ def test_only_this_machine_is_listened_to(served):
 
 
 def test_every_answer_says_what_a_browser_may_do_with_it(served):
-    for path, status in (("", 200), ("state", 200), ("picture/large/0", 200), ("nothing", 404), ("page.js", 200)):
+    for path, status in (
+        ("", 200),
+        ("state", 200),
+        ("picture/large/0", 200),
+        ("nothing", 404),
+        ("page.js", 200),
+    ):
         answer = served.ask("GET", path)
         assert answer.status == status
         policy = answer.headers["content-security-policy"]

@@ -7,13 +7,15 @@ import signal
 
 import pytest
 
-from nearsay import tables
-from nearsay.trained import read_labels
+from nearsay.data import tables
+from nearsay.training.run_folder import read_labels
 from review.conftest import serving, write_audit
 from review.test_serving import start
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 if CHROMIUM is None:
     pytest.skip("needs chromium", allow_module_level=True)
 
@@ -85,7 +87,12 @@ def visit(browser):
         window = context.new_page()
         window.set_default_timeout(5000)
         window.on("pageerror", lambda error: errors.append(str(error)))
-        window.on("dialog", lambda dialog: errors.append(dialog.message) if dialog.type == "alert" else dialog.accept())
+        window.on(
+            "dialog",
+            lambda dialog: (
+                errors.append(dialog.message) if dialog.type == "alert" else dialog.accept()
+            ),
+        )
         window.goto(address)
         window.wait_for_selector("#desk:not([hidden]) #place:not(:empty), #end:not([hidden])")
         return window
@@ -98,13 +105,17 @@ def visit(browser):
 
 def rows(folder):
     cells = tables.read(folder / "corrections.csv").columns
-    return [(int(index), cells["label"][row], cells["decision"][row]) for row, index in enumerate(cells["index"])]
+    return [
+        (int(index), cells["label"][row], cells["decision"][row])
+        for row, index in enumerate(cells["index"])
+    ]
 
 
 def at(window, index):
     """Wait until an example is shown."""
     window.wait_for_function(
-        "index => document.getElementById('place').textContent.includes(`example ${index} `)", arg=index
+        "index => document.getElementById('place').textContent.includes(`example ${index} `)",
+        arg=index,
     )
 
 
@@ -135,7 +146,12 @@ def test_twenty_labels_are_decided_by_keyboard(page, run, visit):
     wanted = []
     for index, key in enumerate(keys):
         decision = meaning.get(key.lower(), "other")
-        label = {"accept": (given[index] + 1) % 10, "keep": given[index], "drop": None, "other": other[index]}[decision]
+        label = {
+            "accept": (given[index] + 1) % 10,
+            "keep": given[index],
+            "drop": None,
+            "other": other[index],
+        }[decision]
         wanted.append((index, None if label is None else str(label), decision))
     assert rows(run) == wanted
     assert (count(window, "done"), count(window, "left")) == (20, 10)
@@ -145,7 +161,9 @@ def test_twenty_labels_are_decided_by_keyboard(page, run, visit):
 
 def test_what_was_done_is_said_in_a_sentence(page, visit):
     window = visit(page.address)
-    for place, (key, said) in enumerate([("d", "Dropped the label of example 0"), ("s", "Skipped example 1")]):
+    for place, (key, said) in enumerate(
+        [("d", "Dropped the label of example 0"), ("s", "Skipped example 1")]
+    ):
         press(window, [key], first=place)
         at(window, place + 1)
         assert window.inner_text("#said") == said
@@ -228,7 +246,9 @@ def test_filters_choose_by_class_score_and_decision(page, run, visit):
     assert matches(given="3") == given.count(3)
     assert matches(suggested="5") == 0
     assert window.inner_text("#end-title") == "No label matches"
-    assert matches(suggested="4", to="0.5") == sum(label == 3 for label in given[: len(given) // 2 + 1])
+    assert matches(suggested="4", to="0.5") == sum(
+        label == 3 for label in given[: len(given) // 2 + 1]
+    )
     window.click("#filters button[type=reset]")
     at(window, 3)
     assert matches() == 27
@@ -268,7 +288,9 @@ def test_two_windows_lose_nothing(page, run, visit):
     at(second, 1)
     press(second, "k", first=1)
     first.wait_for_function("() => document.getElementById('done').textContent === '2'")
-    first.wait_for_function("() => document.getElementById('standing').textContent.startsWith('Kept')")
+    first.wait_for_function(
+        "() => document.getElementById('standing').textContent.startsWith('Kept')"
+    )
     assert [decision for _, _, decision in rows(run)] == ["accept", "drop", "keep"]
 
 
@@ -318,7 +340,9 @@ def test_a_slow_server_is_waited_for_in_sight(page, run, browser):
     window.wait_for_function("() => document.getElementById('said').textContent === 'Saving …'")
     assert count(window, "done") == 0
     let_go("/decide")
-    window.wait_for_function("() => document.getElementById('said').textContent.startsWith('Accepted')")
+    window.wait_for_function(
+        "() => document.getElementById('said').textContent.startsWith('Accepted')"
+    )
     assert [row[0] for row in rows(run)] == [0]
     window.context.close()
 
@@ -418,7 +442,11 @@ def test_a_label_among_many_is_found_by_typing(features, visit):
         window.keyboard.press("Enter")
         window.keyboard.press("Escape")
         at(window, 3)
-    assert rows(folder) == [(0, "Großer Schweizer", "other"), (1, "breed 30", "other"), (2, "breed 4", "other")]
+    assert rows(folder) == [
+        (0, "Großer Schweizer", "other"),
+        (1, "breed 30", "other"),
+        (2, "breed 4", "other"),
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_shown_as_such(photos, visit):
@@ -429,7 +457,9 @@ def test_a_file_that_cannot_be_read_is_shown_as_such(photos, visit):
         for index in range(broken):
             at(window, index)
             window.keyboard.press("ArrowRight")
-        window.wait_for_function("() => document.getElementById('no-picture').textContent.includes('broken.png')")
+        window.wait_for_function(
+            "() => document.getElementById('no-picture').textContent.includes('broken.png')"
+        )
         assert window.locator("#picture").is_hidden()
         window.keyboard.press("ArrowLeft")
         at(window, broken - 1)
@@ -453,7 +483,13 @@ def test_images_that_are_gone_are_not_called_features(photos, visit, tmp_path):
 def test_names_that_were_made_to_do_harm_are_only_text(features, visit):
     assert len(PAYLOADS) >= 40
     num = len(PAYLOADS)
-    changes = {"path": PAYLOADS, "status": PAYLOADS, "ood_score": PAYLOADS, "note": PAYLOADS, PAYLOADS[2]: PAYLOADS}
+    changes = {
+        "path": PAYLOADS,
+        "status": PAYLOADS,
+        "ood_score": PAYLOADS,
+        "note": PAYLOADS,
+        PAYLOADS[2]: PAYLOADS,
+    }
     folder = features(PAYLOADS, num_issues=num, **changes)
     with serving(folder) as page:
         window = visit(page.address)

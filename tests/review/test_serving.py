@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nearsay import cli, tables
-from nearsay.review import serving as server_module
-from nearsay.review.serving import review_run
+from nearsay import cli
+from nearsay.data import tables
+from nearsay.review import server as server_module
+from nearsay.review.server import review_run
 from review.conftest import serving
 
 PAGE = Path(server_module.__file__).parent / "page"
@@ -49,10 +50,15 @@ def test_a_killed_review_has_all_that_it_answered_and_goes_on(run, capsys, monke
     for index in range(20):
         assert decide(address, index) == 200
     assert cli.main(["review", str(run), "--no-browser"]) == 75
-    assert re.search(rf"in use by process {process.pid} on .*; end it there, or wait for it", capsys.readouterr().err)
+    assert re.search(
+        rf"in use by process {process.pid} on .*; end it there, or wait for it",
+        capsys.readouterr().err,
+    )
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    assert tables.read(run / "corrections.csv").columns["index"] == [str(index) for index in range(20)]
+    assert tables.read(run / "corrections.csv").columns["index"] == [
+        str(index) for index in range(20)
+    ]
     with open(run / "corrections.csv", "ab") as file:
         file.write(b"20,")  # what a crash of the machine may leave
 
@@ -61,7 +67,9 @@ def test_a_killed_review_has_all_that_it_answered_and_goes_on(run, capsys, monke
         assert decide(address, 0, "drop", seen=0) == 409
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("webbrowser.open", lambda address: threading.Thread(target=work, args=(address,)).start())
+    monkeypatch.setattr(
+        "webbrowser.open", lambda address: threading.Thread(target=work, args=(address,)).start()
+    )
     assert cli.main(["review", str(run), "--open"]) == 0
     said = capsys.readouterr().out
     assert f"1 label was decided, and 21 in all: they are in {run / 'corrections.csv'}" in said
@@ -74,7 +82,9 @@ def test_a_review_that_is_told_to_stop_says_so(run):
         signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with pytest.raises(RuntimeError, match="stopped by SIGTERM; run the same command again") as caught:
+    with pytest.raises(
+        RuntimeError, match="stopped by SIGTERM; run the same command again"
+    ) as caught:
         review_run(run, opened=stop)
     assert caught.value.code == 143
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
@@ -84,7 +94,10 @@ def test_a_review_without_a_decision_leaves_no_file(run, capsys, monkeypatch):
     monkeypatch.setattr("webbrowser.open", lambda address: signal.raise_signal(signal.SIGINT))
     assert cli.main(["review", str(run), "--open"]) == 0
     said = capsys.readouterr().out
-    assert re.search(rf"Review the labels of {re.escape(str(run))} at http://127\.0\.0\.1:\d+/[\w-]{{32}}/ ", said)
+    assert re.search(
+        rf"Review the labels of {re.escape(str(run))} at http://127\.0\.0\.1:\d+/[\w-]{{32}}/ ",
+        said,
+    )
     assert "No label was decided" in said
     assert not (run / "corrections.csv").exists()
 
@@ -112,11 +125,18 @@ def test_each_start_has_a_token_of_its_own(run):
         (["review", "RUN", "--port", "TAKEN"], 73, "cannot be used"),
     ],
 )
-def test_what_cannot_be_reviewed_is_said_in_one_sentence(run, page, tmp_path, capsys, words, code, told):
+def test_what_cannot_be_reviewed_is_said_in_one_sentence(
+    run, page, tmp_path, capsys, words, code, told
+):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "labels.npz").write_bytes((run / "labels.npz").read_bytes())
-    places = {"EMPTY": tmp_path / "empty", "RUN": run, "BARE": tmp_path / "bare", "TAKEN": page.port}
+    places = {
+        "EMPTY": tmp_path / "empty",
+        "RUN": run,
+        "BARE": tmp_path / "bare",
+        "TAKEN": page.port,
+    }
     assert cli.main([str(places.get(word, word)) for word in words]) == code
     said = capsys.readouterr().err
     assert told in said
@@ -141,7 +161,10 @@ def test_what_a_full_disk_refuses_is_told_and_kept_out_of_the_file(page, run, mo
     asked = {"key": "k", "index": 0, "decision": "keep", "seen": 0}
     answer = page.ask("POST", "decide", asked)
     assert answer.status == 507
-    assert "No space left on device; what was decided before is kept" in json.loads(answer.content)["error"]
+    assert (
+        "No space left on device; what was decided before is kept"
+        in json.loads(answer.content)["error"]
+    )
     monkeypatch.setattr(os, "fsync", whole)
     assert page.ask("POST", "decide", asked).status == 200
     assert len(tables.read(run / "corrections.csv").lines) == 1
@@ -151,7 +174,9 @@ def test_an_error_of_ours_is_one_line_and_the_page_goes_on(page, monkeypatch, ca
     monkeypatch.setattr(page.desk, "state", lambda: 1 / 0)
     assert page.ask("GET", "state").status == 500
     told, limit = "", time.monotonic() + 30
-    while "\n" not in told and time.monotonic() < limit:  # the server answers first and then says why
+    while (
+        "\n" not in told and time.monotonic() < limit
+    ):  # the server answers first and then says why
         told += capsys.readouterr().err
         time.sleep(0.01)
     assert told == "internal error: ZeroDivisionError: division by zero\n"
@@ -174,18 +199,22 @@ def test_no_file_of_the_page_reaches_outside_or_makes_markup_of_data():
     for path in PAGE.iterdir():
         text = path.read_text()
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), path.name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
-            path
-        )
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text
+        ), path
         assert not re.search(r"\son\w+=|<style|style=|javascript:", text), path.name
         assert len(text.splitlines()) < 400, path.name
-    assert re.findall(r"<script[^>]*>", (PAGE / "index.html").read_text()) == ['<script type="module" src="page.js">']
+    assert re.findall(r"<script[^>]*>", (PAGE / "index.html").read_text()) == [
+        '<script type="module" src="page.js">'
+    ]
 
 
 def test_the_wheel_holds_the_page(tmp_path):
     from hatchling.builders.wheel import WheelBuilder  # noqa: PLC0415  # the tool that builds it, here alone
 
-    (built,) = WheelBuilder(str(Path(__file__).parents[2])).build(directory=str(tmp_path), versions=["standard"])
+    (built,) = WheelBuilder(str(Path(__file__).parents[2])).build(
+        directory=str(tmp_path), versions=["standard"]
+    )
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())
     assert {f"nearsay/review/page/{path.name}" for path in PAGE.iterdir()} <= names

@@ -28,8 +28,8 @@ from nearsay.cli.starting import demo, doctor, get, recipes
 from nearsay.cli.streams import silence, told_if_possible
 from nearsay.cli.sweeping import sweep
 from nearsay.config import Call, apply_overrides, call_recipe, left_behind, to_tree
-from nearsay.failures import INTERRUPTED, IO_FAILED, PREEMPTED, USAGE, exit_code, explain
-from nearsay.progress import Events, make_display, print_table, summarize
+from nearsay.errors import INTERRUPTED, IO_FAILED, PREEMPTED, USAGE, exit_code, explain
+from nearsay.training.progress import Events, make_display, print_table, summarize
 
 _TAKE_BATCHES = ("train", "sweep")  # verbs that can be told how large they are
 
@@ -50,9 +50,12 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from; works anywhere.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error came from; works anywhere.")
+    ] = False,
 ) -> None:
     """Learn from noisy labels by asking the neighbors, and find the labels to distrust."""
     try:
@@ -65,26 +68,39 @@ def train(
     recipe: Recipe,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="What the recipe takes, as in method=ncr noise=0.4.", metavar="KEY=VALUE"),
+        typer.Argument(
+            help="What the recipe takes, as in method=ncr noise=0.4.", metavar="KEY=VALUE"
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change one field, as in objective.k=5; may be repeated.", metavar="FIELD=VALUE"),
+        typer.Option(
+            "--set",
+            help="Change one field, as in objective.k=5; may be repeated.",
+            metavar="FIELD=VALUE",
+        ),
     ] = None,
     out: Out = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", help="auto, cpu, cuda or cuda:1; short for --set machine.device=...", callback=check_device
+            "--device",
+            help="auto, cpu, cuda or cuda:1; short for --set machine.device=...",
+            callback=check_device,
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Short for seed=...")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would run, with an estimate of its memory, and stop.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print what would run, with an estimate of its memory, and stop."
+        ),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events to RUN/tensorboard too.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write events to RUN/tensorboard too.")
+    ] = False,
 ) -> None:
     """Train on your data or a benchmark; run again, it resumes.
 
@@ -95,17 +111,19 @@ def train(
     Or: nearsay train digits method=ncr noise=0.4 --set objective.k=5
     """
     call = call_recipe(recipe, [*(arguments or []), *([] if seed is None else [f"seed={seed}"])])
-    call = apply_overrides(call, [*(changes or []), *([] if device is None else [f"machine.device={device}"])])
-    from nearsay.dist import launch  # noqa: PLC0415  # see the first lines
+    call = apply_overrides(
+        call, [*(changes or []), *([] if device is None else [f"machine.device={device}"])]
+    )
+    from nearsay.distributed import launch  # noqa: PLC0415  # see the first lines
 
     alone = [] if launch().rank else left_behind(call)
     if dry_run:
         print("".join(f"note: {told}\n" for told in alone), end="", file=sys.stderr)
         _print_plan(call, as_json=as_json)
         return
-    from nearsay.commands.naming import default_folder  # noqa: PLC0415  # see the first lines
-    from nearsay.host import follow_parent  # noqa: PLC0415
-    from nearsay.train import train as train_into  # noqa: PLC0415
+    from nearsay.config.commands import default_folder  # noqa: PLC0415  # see the first lines
+    from nearsay.training.loop import train as train_into  # noqa: PLC0415
+    from nearsay.training.system import follow_parent  # noqa: PLC0415
 
     follow_parent()
     folder = default_folder(call.origin) if out is None else out
@@ -122,11 +140,13 @@ def train(
         print_table(summarize(result))
         name = shlex.quote(str(folder))
         print(f"The run is in {folder}.")
-        print(f"Next: nearsay evaluate {name} tells more, nearsay audit {name} which labels to distrust.")
+        print(
+            f"Next: nearsay evaluate {name} tells more, nearsay audit {name} which labels to distrust."
+        )
 
 
 def _print_plan(call: Call, *, as_json: bool) -> None:
-    from nearsay.commands.estimate import describe_plan, estimate  # noqa: PLC0415  # see the first lines
+    from nearsay.training.estimate import describe_plan, estimate  # noqa: PLC0415  # see the first lines
 
     needed, tree = estimate(call.experiment), to_tree(call.experiment)
     if as_json:
@@ -135,7 +155,9 @@ def _print_plan(call: Call, *, as_json: bool) -> None:
         print(describe_plan(tree, needed))
 
 
-data = typer.Typer(help="Fetch public data sets, or see whether one is whole.", rich_markup_mode=None)
+data = typer.Typer(
+    help="Fetch public data sets, or see whether one is whole.", rich_markup_mode=None
+)
 data.command()(get)
 data.command()(check)
 for verb in (
@@ -168,7 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], *, is_process: bool) -> int:
     """The one place where errors become sentences; `is_process` if the process ends with it."""
-    is_debug, words = "--debug" in words, [word for word in words if word != "--debug"] or ["--help"]
+    is_debug, words = (
+        "--debug" in words,
+        [word for word in words if word != "--debug"] or ["--help"],
+    )
     try:
         with warnings.catch_warnings():
             # what it warns of is for the user, and where in the code is not
@@ -190,11 +215,17 @@ def _run(words: list[str], *, is_process: bool) -> int:
             print(f"error: {_explain_usage(error, words[0])}", file=sys.stderr)
             return USAGE
         code = exit_code(error)
-        if is_process and code in (INTERRUPTED, PREEMPTED):  # a second signal has nothing left to stop
+        if is_process and code in (
+            INTERRUPTED,
+            PREEMPTED,
+        ):  # a second signal has nothing left to stop
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         told = "" if code in (INTERRUPTED, PREEMPTED) else "error: "
-        print(f"{told}{explain(error, code, takes_batches=words[0] in _TAKE_BATCHES)}", file=sys.stderr)
+        print(
+            f"{told}{explain(error, code, takes_batches=words[0] in _TAKE_BATCHES)}",
+            file=sys.stderr,
+        )
         return code
 
 
@@ -206,13 +237,23 @@ def _without_reader() -> int:
 def _explain_usage(error: typer.TyperException, first: str) -> str:
     told = error.format_message().rstrip(".").replace("Value error, ", "")
     told = told[:1].lower() + told[1:]
-    wrong: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()  # what pydantic says leaves out the value
+    wrong: list[dict[str, str]] = getattr(
+        error.__cause__, "errors", list
+    )()  # what pydantic says leaves out the value
     if wrong:
         told = told.replace("Input should", f"{wrong[0]['input']!r} should")
     context = getattr(error, "ctx", None)
     is_verb = first in getattr(get_command(app), "commands", {})
-    verb = context.command_path if context is not None else f"nearsay {first}" if is_verb else "nearsay"
+    verb = (
+        context.command_path
+        if context is not None
+        else f"nearsay {first}"
+        if is_verb
+        else "nearsay"
+    )
     option = getattr(error, "option_name", "")
-    if verb == "nearsay train" and option and context is not None:  # no such option, not one without its value
+    if (
+        verb == "nearsay train" and option and context is not None
+    ):  # no such option, not one without its value
         told += f"; what a recipe takes is written {option.lstrip('-')}=VALUE"
     return f"{told} ({verb} --help shows what there is)"

@@ -11,21 +11,31 @@ import typer
 
 from nearsay.cli.options import Json, Quiet, Run, print_json
 from nearsay.config import ConfigError
-from nearsay.failures import BAD_DATA, INTERNAL
-from nearsay.progress import make_display, make_table, percent, print_table
+from nearsay.errors import BAD_DATA, INTERNAL
 from nearsay.reproduce import NAMES
 from nearsay.reproduce import reproduce as make
+from nearsay.training.progress import make_display, make_table, percent, print_table
 
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(NAMES)}.", metavar="NAME", autocompletion=lambda: list(NAMES))
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(NAMES)}.", metavar="NAME", autocompletion=lambda: list(NAMES)
+        ),
     ],
     data: Annotated[
-        str, typer.Option("--data", help="Folder that holds the data sets, or toy for stand-ins that need no file.")
+        str,
+        typer.Option(
+            "--data",
+            help="Folder that holds the data sets, or toy for stand-ins that need no file.",
+        ),
     ] = "data",
     trials: Annotated[
-        int | None, typer.Option("--trials", help="Seeds of each number; by default as many as the paper had.", min=1)
+        int | None,
+        typer.Option(
+            "--trials", help="Seeds of each number; by default as many as the paper had.", min=1
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -35,8 +45,12 @@ def reproduce(
             metavar="DIR",
         ),
     ] = None,
-    only: Annotated[str, typer.Option("--only", help="Train only runs whose names match, as *noise=0.4*.")] = "*",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and neither train nor write.")] = False,
+    only: Annotated[
+        str, typer.Option("--only", help="Train only runs whose names match, as *noise=0.4*.")
+    ] = "*",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs, and neither train nor write.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a table or figure of the paper, beside its own numbers.
@@ -66,8 +80,12 @@ def reproduce(
 def propagate(
     run: Run,
     k: Annotated[int, typer.Option("--k", help="Neighbors that each example names.", min=1)] = 50,
-    mu: Annotated[float, typer.Option("--mu", help="Weight of the given labels against the neighbors.")] = 0.02,
-    out: Annotated[Path | None, typer.Option("--out", help="An .npz; by default propagated.npz in the run.")] = None,
+    mu: Annotated[
+        float, typer.Option("--mu", help="Weight of the given labels against the neighbors.")
+    ] = 0.02,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="An .npz; by default propagated.npz in the run.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Spread the labels of a run over its neighbors.
@@ -76,13 +94,16 @@ def propagate(
     """
     if not 0 < mu < math.inf:
         raise ConfigError(f"--mu {mu} must be a positive number, such as 0.02")
-    from nearsay.commands.propagate import propagate as command  # noqa: PLC0415  # brings torch
+    from nearsay.training.propagate import propagate as command  # noqa: PLC0415  # brings torch
 
     report = command(run, k=k, mu=mu, out=out)
     if as_json:
         print_json(report)
         return
-    rows = [["examples", f"{report['num_examples']:,}"], ["labels changed", f"{report['num_changed']:,}"]]
+    rows = [
+        ["examples", f"{report['num_examples']:,}"],
+        ["labels changed", f"{report['num_changed']:,}"],
+    ]
     if report["accuracy_before"] is not None:
         rows += [["right before", percent(report["accuracy_before"])]]
         rows += [["right now (transductive accuracy)", percent(report["accuracy_after"])]]
@@ -93,7 +114,10 @@ def propagate(
 
 def check(
     name: Annotated[
-        str, typer.Argument(help="Such as cifar10 or mini-imagenet-red; a wrong one lists all.", metavar="NAME")
+        str,
+        typer.Argument(
+            help="Such as cifar10 or mini-imagenet-red; a wrong one lists all.", metavar="NAME"
+        ),
     ],
     path: Annotated[Path, typer.Argument(help="The folder that holds it.", metavar="PATH")],
     as_json: Json = False,
@@ -102,8 +126,8 @@ def check(
 
     Where something is missing, it also tells where to get it.
     """
-    from nearsay.datasets.checks import NAMES as KNOWN  # noqa: PLC0415  # brings torch
-    from nearsay.datasets.checks import check as command  # noqa: PLC0415
+    from nearsay.data.checks import NAMES as KNOWN  # noqa: PLC0415  # brings torch
+    from nearsay.data.checks import check as command  # noqa: PLC0415
 
     if name not in KNOWN:
         raise ConfigError(f"there is no data set {name!r} to check; there are {', '.join(KNOWN)}")
@@ -112,7 +136,12 @@ def check(
         print_json({"findings": [finding._asdict() for finding in findings]})
     else:
         rows = [
-            [each.part, each.status, f"{each.found:,}", "-" if each.expected is None else f"{each.expected:,}"]
+            [
+                each.part,
+                each.status,
+                f"{each.found:,}",
+                "-" if each.expected is None else f"{each.expected:,}",
+            ]
             for each in findings
         ]
         print_table(make_table(("part", "status", "images", "expected"), rows))

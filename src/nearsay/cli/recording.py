@@ -5,16 +5,21 @@ from typing import Annotated
 
 import typer
 
-from nearsay.failures import BAD_DATA
+from nearsay.errors import BAD_DATA
 
 
 def results(
-    folder: Annotated[Path, typer.Option("--results", help="Folder with a file for each run.", metavar="DIR")] = Path(
-        "results"
+    folder: Annotated[
+        Path, typer.Option("--results", help="Folder with a file for each run.", metavar="DIR")
+    ] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")] = Path(
+        "docs/results.md"
     ),
-    out: Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")] = Path("docs/results.md"),
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; fail if the page is not what the files make of it.")
+        bool,
+        typer.Option(
+            "--check", help="Write nothing; fail if the page is not what the files make of it."
+        ),
     ] = False,
 ) -> None:
     """Make docs/results.md of recorded runs, for contributors.
@@ -26,7 +31,11 @@ def results(
 
     if not check:
         changed = write_results(folder, out)
-        print(f"Wrote {' and '.join(map(str, changed))}." if changed else f"{out} is as the results make it.")
+        print(
+            f"Wrote {' and '.join(map(str, changed))}."
+            if changed
+            else f"{out} is as the results make it."
+        )
         return
     if stale := stale_files(folder, out):
         print(f"{' and '.join(map(str, stale))} must be made again with nearsay results.")

@@ -15,7 +15,9 @@ _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 def review(
     run: Run,
-    port: Annotated[int, typer.Option("--port", help="Port of the page; 0 is a free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option("--port", help="Port of the page; 0 is a free one.", min=0, max=65535)
+    ] = 0,
     browser: Annotated[
         bool | None,
         typer.Option(
@@ -25,7 +27,8 @@ def review(
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", help="Labels to show at most, the most suspicious ones.", min=1)
+        int,
+        typer.Option("--limit", help="Labels to show at most, the most suspicious ones.", min=1),
     ] = 50_000,
 ) -> None:
     """Go through suspicious labels in a browser, one key each.
@@ -45,11 +48,15 @@ def review(
     if tally.total:
         labels = "1 label was" if tally.now == 1 else f"{tally.now:,} labels were"
         told = f"{labels} decided{before}: {'it is' if tally.total == 1 else 'they are'} in {tally.path}"
-        print(f"\n{told}; nearsay clean {shlex.quote(str(run))} makes labels that can be trained on.")
+        print(
+            f"\n{told}; nearsay clean {shlex.quote(str(run))} makes labels that can be trained on."
+        )
     else:
         print(f"\nNo label was decided; nearsay review {shlex.quote(str(run))} begins again.")
 
 
 def _has_screen() -> bool:
     """Whether somebody sits in front of this machine, and not at the other end of a line."""
-    return sys.stdout.isatty() and (sys.platform in ("darwin", "win32") or any(map(os.environ.get, _SCREENS)))
+    return sys.stdout.isatty() and (
+        sys.platform in ("darwin", "win32") or any(map(os.environ.get, _SCREENS))
+    )

@@ -12,10 +12,10 @@ import typer
 
 from nearsay.cli.options import Json, Quiet, print_json
 from nearsay.config import recipe_names
-from nearsay.progress import make_display, make_table, percent, print_table
+from nearsay.training.progress import make_display, make_table, percent, print_table
 
 if TYPE_CHECKING:  # these import torch
-    from nearsay.commands.compare import Demonstrated
+    from nearsay.doors.compare import Demonstrated
 
 
 class Public(StrEnum):
@@ -27,29 +27,39 @@ class Public(StrEnum):
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Tell all about this one.", metavar="NAME", autocompletion=recipe_names)
+        str | None,
+        typer.Argument(
+            help="Tell all about this one.", metavar="NAME", autocompletion=recipe_names
+        ),
     ] = None,
 ) -> None:
     """List the recipes, or tell what one of them takes."""
-    from nearsay.commands.catalog import describe_recipe  # noqa: PLC0415  # as the others, though without torch
+    from nearsay.config.catalog import describe_recipe  # noqa: PLC0415  # as the others, though without torch
 
     if name is None:
         names = recipe_names()
         for each in map(describe_recipe, names):
             print(f"{each.name:<{max(map(len, names))}}  {each.summary}")
-        print("\nnearsay recipes NAME tells what one takes; nearsay train NAME KEY=VALUE... trains it.")
+        print(
+            "\nnearsay recipes NAME tells what one takes; nearsay train NAME KEY=VALUE... trains it."
+        )
         return
     described = describe_recipe(name)
-    taken = [f"{key}={default}" if default else f"{key}=..." for key, default in described.parameters.items()]
+    taken = [
+        f"{key}={default}" if default else f"{key}=..."
+        for key, default in described.parameters.items()
+    ]
     print(f"nearsay train {name} {' '.join(taken)}\n\n{described.docstring}")
 
 
 def get(
     name: Annotated[Public, typer.Argument(help="Which one.", metavar="NAME", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="Folder to unpack it in.", metavar="DIR")] = Path("data"),
+    to: Annotated[Path, typer.Option("--to", help="Folder to unpack it in.", metavar="DIR")] = Path(
+        "data"
+    ),
 ) -> None:
     """Download a data set, compare it with the original and unpack it."""
-    from nearsay.datasets.cifar import fetch  # noqa: PLC0415  # brings torch
+    from nearsay.data.cifar import fetch  # noqa: PLC0415  # brings torch
 
     print(f"Fetching {name.value} to {to} (about 170 MB, unless it is there) ...", file=sys.stderr)
     print(f"{name.value} is in {fetch(name.value, to)}.")
@@ -57,7 +67,7 @@ def get(
 
 def doctor(as_json: Json = False) -> None:
     """Tell what is installed and what does not fit together."""
-    from nearsay.commands.doctor import examine  # noqa: PLC0415  # brings torch
+    from nearsay.cli.doctor_report import examine  # noqa: PLC0415  # brings torch
 
     findings = examine()
     problems = [f"{each.name} {each.problem}" for each in findings if each.problem]
@@ -69,14 +79,16 @@ def doctor(as_json: Json = False) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the six runs.", metavar="DIR")] = Path("runs/demo"),
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the six runs.", metavar="DIR")
+    ] = Path("runs/demo"),
     quiet: Quiet = False,
 ) -> None:
     """See what NCR does to noisy labels, on digits.
 
     Six short runs on the CPU or GPU: cross-entropy (standard) and NCR (ncr), three seeds each. Nothing is downloaded.
     """
-    from nearsay.commands.compare import DEMO_TITLE, demo_cells, demonstrate  # noqa: PLC0415  # brings torch
+    from nearsay.doors.compare import DEMO_TITLE, demo_cells, demonstrate  # noqa: PLC0415  # brings torch
 
     print(f"{DEMO_TITLE}: cross-entropy (standard) and NCR, three seeds each.", file=sys.stderr)
     runs: list[Demonstrated] = []
@@ -85,7 +97,10 @@ def demo(
             runs.append(done)
             if not quiet:
                 accuracy = percent(done.result["accuracy"]["test"]["final"])
-                print(f"{done.number}/{done.total}  {done.method}, seed {done.seed}: {accuracy}", file=sys.stderr)
+                print(
+                    f"{done.number}/{done.total}  {done.method}, seed {done.seed}: {accuracy}",
+                    file=sys.stderr,
+                )
     print_table(make_table(*demo_cells(runs)))
     _print_report_of_demo(runs, out / "report.html", DEMO_TITLE)
 
@@ -94,10 +109,14 @@ def _print_report_of_demo(runs: "Sequence[Demonstrated]", target: Path, title: s
     from nearsay.report import write_report  # noqa: PLC0415  # drawing is an extra
 
     try:
-        print(f"Curves and more: {write_report([each.folder for each in runs], target, title=title)}")
+        print(
+            f"Curves and more: {write_report([each.folder for each in runs], target, title=title)}"
+        )
     except ImportError as error:
         print(f"note: no report: {error}", file=sys.stderr)
     name = shlex.quote(str(runs[-1].folder))
     print(f"Try next: nearsay audit {name} (which labels to distrust)")
-    print("          nearsay train folder path=photos/ (your images; nearsay recipes folder: what to add on a CPU)")
+    print(
+        "          nearsay train folder path=photos/ (your images; nearsay recipes folder: what to add on a CPU)"
+    )
     print("          nearsay recipes (other data: tables, embeddings, benchmarks)")

@@ -68,7 +68,9 @@ def told_if_possible() -> Iterator[None]:
     sys.stdout, sys.stderr = (_or_nothing(stream) for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to stop
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a name that the terminal cannot show is no reason to stop
     inner = sys.stdout, sys.stderr
     named, unfailing = cast(TextIO, Named(sys.stdout)), cast(TextIO, Unfailing(sys.stderr))
     try:

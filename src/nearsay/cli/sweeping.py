@@ -12,13 +12,13 @@ import typer
 
 from nearsay.cli.options import Json, Quiet, Recipe, print_json
 from nearsay.config import ConfigError
-from nearsay.display import counted
-from nearsay.failures import INTERNAL
-from nearsay.progress import AnyDisplay, make_display, make_table, print_table
+from nearsay.errors import INTERNAL
+from nearsay.training.display import counted
+from nearsay.training.progress import AnyDisplay, make_display, make_table, print_table
 
 if TYPE_CHECKING:  # these import torch
-    from nearsay.commands.sweep import Summary
     from nearsay.sweep import Outcome, Planned, Space
+    from nearsay.sweep.table import Summary
 
 
 class Search(StrEnum):
@@ -31,23 +31,33 @@ def sweep(
     recipe: Recipe,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Lists for the recipe, as in method=standard,ncr seed=0,1,2.", metavar="KEY=A,B,C"),
+        typer.Argument(
+            help="Lists for the recipe, as in method=standard,ncr seed=0,1,2.", metavar="KEY=A,B,C"
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="The same for one field, as in objective.k=5,10.", metavar="FIELD=A,B,C"),
+        typer.Option(
+            "--set", help="The same for one field, as in objective.k=5,10.", metavar="FIELD=A,B,C"
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the runs; by default below runs/.", metavar="DIR")
+        Path | None,
+        typer.Option("--out", help="Folder of the runs; by default below runs/.", metavar="DIR"),
     ] = None,
     at_once: Annotated[
-        int, typer.Option("--at-once", help="How many runs at the same time; all must fit into memory.", min=1)
+        int,
+        typer.Option(
+            "--at-once", help="How many runs at the same time; all must fit into memory.", min=1
+        ),
     ] = 1,
     search: Annotated[
-        Search | None, typer.Option("--search", help="Search ranges such as optimizer.lr=1e-4..1e-1:log.")
+        Search | None,
+        typer.Option("--search", help="Search ranges such as optimizer.lr=1e-4..1e-1:log."),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option("--trials", help="Runs of the search in all; it needs this number.", min=1)
+        int | None,
+        typer.Option("--trials", help="Runs of the search in all; it needs this number.", min=1),
     ] = None,
     metric: Annotated[
         str, typer.Option("--metric", help="What a search maximizes: validation; never test.")
@@ -55,10 +65,14 @@ def sweep(
     storage: Annotated[
         str | None,
         typer.Option(
-            "--storage", help="A database for a search on many machines; by default a file.", metavar="ADDRESS"
+            "--storage",
+            help="A database for a search on many machines; by default a file.",
+            metavar="ADDRESS",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run, and stop.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,8 +85,8 @@ def sweep(
     """
     _check_options(search, trials, metric, storage)
     from nearsay import sweep as sweeping  # noqa: PLC0415  # brings torch
-    from nearsay.commands.naming import default_sweep_folder  # noqa: PLC0415
-    from nearsay.commands.sweep import summarize  # noqa: PLC0415
+    from nearsay.config.commands import default_sweep_folder  # noqa: PLC0415
+    from nearsay.sweep.table import summarize  # noqa: PLC0415
 
     listed, changed = arguments or [], changes or []
     folder = default_sweep_folder(recipe, listed, changed) if out is None else out
@@ -83,7 +97,9 @@ def sweep(
             return
         with closing(make_display(quiet=quiet)) as display:
             teller = _Teller(display, len(planned), quiet=quiet)
-            outcomes = sweeping.run_all(planned, folder, at_once=at_once, display=display, tell=teller)
+            outcomes = sweeping.run_all(
+                planned, folder, at_once=at_once, display=display, tell=teller
+            )
         summary = summarize(outcomes, folder)
     else:
         space = sweeping.make_space(recipe, listed, changed)
@@ -94,7 +110,13 @@ def sweep(
         with closing(make_display(quiet=quiet)) as display:
             teller = _Teller(display, trials, quiet=quiet)
             found = sweeping.search(
-                space, folder, trials=trials, storage=storage, at_once=at_once, display=display, tell=teller
+                space,
+                folder,
+                trials=trials,
+                storage=storage,
+                at_once=at_once,
+                display=display,
+                tell=teller,
             )
         summary = summarize(found.outcomes, folder, found=found)
     _print_summary(summary, folder, as_json=as_json)
@@ -117,19 +139,25 @@ class _Teller:
             print(f"{self._number}/{self._total}  {outcome.name}: {told}{before}", file=sys.stderr)
 
 
-def _check_options(search: Search | None, trials: int | None, metric: str, storage: str | None) -> None:
+def _check_options(
+    search: Search | None, trials: int | None, metric: str, storage: str | None
+) -> None:
     if metric == "test":
         raise ConfigError(
             "--metric test is refused: hyper-parameters are never chosen on test, or it would no longer measure them; "
             "leave it at validation"
         )
     if metric not in ("validation", "held-out"):
-        raise ConfigError(f"--metric {metric} is no accuracy of a run; it is validation, also called held-out")
+        raise ConfigError(
+            f"--metric {metric} is no accuracy of a run; it is validation, also called held-out"
+        )
     if search is not None and trials is None:
         raise ConfigError("--search optuna needs the number of runs, such as --trials 20")
     for name, value in (("--trials", trials), ("--storage", storage)):
         if search is None and value is not None:
-            raise ConfigError(f"{name} {value} is for a search; add --search optuna, or leave it out")
+            raise ConfigError(
+                f"{name} {value} is for a search; add --search optuna, or leave it out"
+            )
 
 
 def _print_grid(planned: "Sequence[Planned]", folder: Path, *, as_json: bool) -> None:
@@ -144,10 +172,20 @@ def _print_grid(planned: "Sequence[Planned]", folder: Path, *, as_json: bool) ->
 
 def _print_space(space: "Space", folder: Path, trials: int, *, as_json: bool) -> None:
     if as_json:
-        print_json({"sweep": str(folder), "trials": trials, "space": {each.key: each.text for each in space.choices}})
+        print_json(
+            {
+                "sweep": str(folder),
+                "trials": trials,
+                "space": {each.key: each.text for each in space.choices},
+            }
+        )
         return
     kinds = [
-        (each.key, each.text, "whole numbers" if each.range is not None and each.range.is_whole else "")
+        (
+            each.key,
+            each.text,
+            "whole numbers" if each.range is not None and each.range.is_whole else "",
+        )
         for each in space.choices
     ]
     print_table(make_table(("", "", ""), kinds))
@@ -158,7 +196,14 @@ def _print_summary(summary: "Summary", folder: Path, *, as_json: bool) -> None:
     if summary.doubt:
         print(f"note: {summary.doubt}", file=sys.stderr)
     if as_json:
-        print_json({"sweep": str(folder), "csv": str(summary.table), "json": str(summary.record), **summary.tree})
+        print_json(
+            {
+                "sweep": str(folder),
+                "csv": str(summary.table),
+                "json": str(summary.record),
+                **summary.tree,
+            }
+        )
         return
     print_table(make_table(summary.headers, summary.rows))
     for outcome in summary.failed:

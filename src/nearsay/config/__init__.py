@@ -4,10 +4,18 @@ Importing this does not import torch, and a wrong recipe name is refused without
 complaint is a ConfigError of one sentence that says what exists.
 """
 
-from nearsay.config.calling import FILES, Call, apply_overrides, call_recipe, from_origin, left_behind, recipe_names
+from nearsay.config.calling import (
+    FILES,
+    Call,
+    apply_overrides,
+    call_recipe,
+    from_origin,
+    left_behind,
+    recipe_names,
+)
 from nearsay.config.fields import override
-from nearsay.config.text import ConfigError
 from nearsay.config.trees import differences, substantial, to_tree
+from nearsay.errors import ConfigError
 
 __all__ = [
     "FILES",

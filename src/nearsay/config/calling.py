@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nearsay.config.fields import override
-from nearsay.config.text import ConfigError, declared_types, nearest, quoted, read_text, split_pairs, wanted
+from nearsay.config.text import declared_types, nearest, quoted, read_text, split_pairs, wanted
 from nearsay.config.trees import differences, to_tree
-from nearsay.reasons import first_line
+from nearsay.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from nearsay.experiment import Experiment
@@ -29,13 +29,19 @@ class Call(NamedTuple):
     """An experiment, and the words that made it: calling the recipe with them again gives it again."""
 
     experiment: "Experiment"
-    origin: dict[str, Any]  # recipe, arguments, overrides; for a user's own file also source and sha256
+    origin: dict[
+        str, Any
+    ]  # recipe, arguments, overrides; for a user's own file also source and sha256
 
 
 def recipe_names() -> list[str]:
     """The built-in recipes, by the names of their files."""
     files = [entry.name for entry in resources.files("nearsay").joinpath("recipes").iterdir()]
-    stems = [name.removesuffix(".py") for name in files if name.endswith(".py") and not name.startswith("_")]
+    stems = [
+        name.removesuffix(".py")
+        for name in files
+        if name.endswith(".py") and not name.startswith("_")
+    ]
     return sorted(stem for stem in stems if stem != "methods")
 
 
@@ -54,7 +60,9 @@ def call_recipe(name_or_path: str, arguments: Sequence[str]) -> Call:
         cure = "check the name, and the folder that it is relative to"
         raise ConfigError(f"there is no recipe {quoted(name_or_path)}; {cure}") from error
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"the recipe {quoted(name_or_path)} cannot be read: {first_line(error)}") from error
+        raise ConfigError(
+            f"the recipe {quoted(name_or_path)} cannot be read: {first_line(error)}"
+        ) from error
     record = {"source": source, "sha256": _sha256(source)}
     return _call(_from_source(source, path.name), path.name, split_pairs(arguments), record)
 
@@ -92,12 +100,16 @@ def left_behind(call: Call) -> list[str]:
             continue
         others = [each for each in origin["overrides"] if each != change]
         try:
-            wished = apply_overrides(_call_again(origin, {**origin["arguments"], key: text}), others)
+            wished = apply_overrides(
+                _call_again(origin, {**origin["arguments"], key: text}), others
+            )
         except ConfigError:
             continue
         found = differences(to_tree(wished.experiment), to_tree(call.experiment))
         if found:
-            told.append(f"--set {change} changes that alone; {change} without --set would mean {'; '.join(found)}")
+            told.append(
+                f"--set {change} changes that alone; {change} without --set would mean {'; '.join(found)}"
+            )
     return told
 
 
@@ -110,14 +122,20 @@ def _placed(key: str, text: str) -> str:
 def from_origin(origin: Mapping[str, Any]) -> Call:
     """The same call again, from what a run folder recorded; what else stands in the record is passed over."""
     if not isinstance(origin, Mapping):
-        raise ConfigError(f"the record of an experiment is {quoted(origin)}; it must be a JSON object")
+        raise ConfigError(
+            f"the record of an experiment is {quoted(origin)}; it must be a JSON object"
+        )
     name, arguments, overrides = (origin.get(key) for key in ("recipe", "arguments", "overrides"))
     if not isinstance(name, str):
         raise ConfigError(f"the recipe is recorded as {quoted(name)}; it must be a name")
     if not isinstance(arguments, Mapping) or not all(map(_is_pair, arguments.items())):
-        raise ConfigError(f"the arguments are recorded as {quoted(arguments)}; they must be words by their keys")
+        raise ConfigError(
+            f"the arguments are recorded as {quoted(arguments)}; they must be words by their keys"
+        )
     if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
-        raise ConfigError(f"the overrides are recorded as {quoted(overrides)}; they must be a list of a.b=c")
+        raise ConfigError(
+            f"the overrides are recorded as {quoted(overrides)}; they must be a list of a.b=c"
+        )
     pairs = split_pairs([f"{key}={text}" for key, text in arguments.items()])
     call = _call_again(origin, pairs)
     experiment = call.experiment
@@ -134,13 +152,17 @@ def _call_again(origin: Mapping[str, Any], pairs: Mapping[str, str]) -> Call:
 
 def _recipe_of(origin: Mapping[str, Any]) -> Callable[..., Any]:
     name = origin["recipe"]
-    if "source" not in origin:  # then only recipes of ours: nothing that a record names is ever imported
+    if (
+        "source" not in origin
+    ):  # then only recipes of ours: nothing that a record names is ever imported
         return _built_in(name)
     # The user's own recipe in the user's own run folder: to run it again is what was asked for. The hash guards
     # against damage and second thoughts; a folder from somebody else is to be trusted as little as a script.
     source = origin["source"]
     if not isinstance(source, str) or _sha256(source) != origin.get("sha256"):
-        raise ConfigError(f"the source of the recipe {quoted(name)} is not as it was recorded: its sha256 differs")
+        raise ConfigError(
+            f"the source of the recipe {quoted(name)} is not as it was recorded: its sha256 differs"
+        )
     return _from_source(source, name)
 
 
@@ -165,15 +187,21 @@ def _meant(name: str) -> str:
         ".npy": "embeddings",
     }
     ending = endings.get(Path(name).suffix.lower()) if os.path.isfile(name) else None
-    recipe = "folder" if os.path.isdir(name) else ending  # of os.path, which take a name that cannot be for none
+    recipe = (
+        "folder" if os.path.isdir(name) else ending
+    )  # of os.path, which take a name that cannot be for none
     return f"; for data, nearsay train {recipe} path={name}" if recipe else ""
 
 
 def _from_source(source: str, name: str) -> Callable[..., Any]:
     """The function `recipe` of a user's file; it must stand alone, as its text is all that a run folder keeps."""
     key = f"nearsay_recipe_{_sha256(source)}"
-    if key not in sys.modules:  # run once: its classes are then the same ones each time it is called
-        module = sys.modules[key] = ModuleType(key)  # where dataclasses and pickle look for what it defines
+    if (
+        key not in sys.modules
+    ):  # run once: its classes are then the same ones each time it is called
+        module = sys.modules[key] = ModuleType(
+            key
+        )  # where dataclasses and pickle look for what it defines
         try:
             exec(compile(source, name, "exec"), module.__dict__)
         except (Exception, SystemExit) as error:  # a user's code can raise anything
@@ -181,11 +209,15 @@ def _from_source(source: str, name: str) -> Callable[..., Any]:
             raise ConfigError(f"the recipe {quoted(name)} fails with {_told(error)}") from error
     recipe = vars(sys.modules[key]).get("recipe")
     if not inspect.isfunction(recipe):
-        raise ConfigError(f"{quoted(name)} defines no function `recipe`; write `def recipe(...) -> Experiment:` in it")
+        raise ConfigError(
+            f"{quoted(name)} defines no function `recipe`; write `def recipe(...) -> Experiment:` in it"
+        )
     return recipe
 
 
-def _call(recipe: Callable[..., Any], name: str, pairs: Mapping[str, str], record: dict[str, Any]) -> Call:
+def _call(
+    recipe: Callable[..., Any], name: str, pairs: Mapping[str, str], record: dict[str, Any]
+) -> Call:
     """Read the arguments as the signature declares them, and call."""
     types = _parameters(recipe, name)
     if "labeled" in pairs and "labeled" not in types:
@@ -199,7 +231,9 @@ def _call(recipe: Callable[..., Any], name: str, pairs: Mapping[str, str], recor
                 raise ConfigError(
                     f"{quoted(key)} is a field, not what the recipe {name} takes; --set {key}={text} changes it"
                 )
-            raise ConfigError(f"the recipe {name} has no {quoted(key)}{nearest(key, types)}; it takes {takes}")
+            raise ConfigError(
+                f"the recipe {name} has no {quoted(key)}{nearest(key, types)}; it takes {takes}"
+            )
         values[key] = read_text(key, text, types[key])
     for key, parameter in inspect.signature(recipe).parameters.items():
         if key in types and key not in values and parameter.default is parameter.empty:
@@ -215,9 +249,14 @@ def _call(recipe: Callable[..., Any], name: str, pairs: Mapping[str, str], recor
     from nearsay.experiment import Experiment  # noqa: PLC0415  # brings torch, which a list of names shall not
 
     if not isinstance(experiment, Experiment):
-        raise ConfigError(f"the recipe {name} returned {quoted(experiment)}; it must return an Experiment")
+        raise ConfigError(
+            f"the recipe {name} returned {quoted(experiment)}; it must return an Experiment"
+        )
     # Absolute paths, so that the record means the same in any folder.
-    words = {key: str(values[key]) if isinstance(values[key], Path) else text for key, text in pairs.items()}
+    words = {
+        key: str(values[key]) if isinstance(values[key], Path) else text
+        for key, text in pairs.items()
+    }
     return Call(experiment, {"recipe": name, "arguments": words, "overrides": [], **record})
 
 

@@ -9,7 +9,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from nearsay.config.text import (
-    ConfigError,
     declared_types,
     members,
     nearest,
@@ -18,6 +17,7 @@ from nearsay.config.text import (
     read_text,
     split_pairs,
 )
+from nearsay.errors import ConfigError
 
 if TYPE_CHECKING:
     from nearsay.experiment import Experiment
@@ -48,7 +48,9 @@ def _changed(value: Any, declared: Any, steps: list[str], text: str, where: str)
         changed = _changed(value[number], _element_type(declared, number), rest, text, inside)
         return (*value[:number], changed, *value[number + 1 :])
     if not _is_value(value):
-        raise ConfigError(f"{where} is {quoted(value)} and has no {quoted(step)}; set {where} itself")
+        raise ConfigError(
+            f"{where} is {quoted(value)} and has no {quoted(step)}; set {where} itself"
+        )
     names = _settable(value)
     if step not in names:
         what = f"{where} ({type(value).__name__})" if where else "an experiment"
@@ -65,7 +67,12 @@ def _leaf(value: Any, declared: Any, text: str, where: str) -> Any:
         return None
     inside = [f"{where}.{name}" for name in _inside(value)]
     if value is None:
-        inside = [f"{where}.{name}" for kind in members(declared) if is_dataclass(kind) for name in _settable(kind)]
+        inside = [
+            f"{where}.{name}"
+            for kind in members(declared)
+            if is_dataclass(kind)
+            for name in _settable(kind)
+        ]
     if not inside and not _is_value(value):
         return read_text(where, text, declared)
     problem = "must be none, or" if may_be_none else "cannot be read;"
@@ -78,7 +85,12 @@ def _inside(value: Any) -> list[str]:
     if _is_value(value):
         return list(_settable(value))
     if isinstance(value, tuple) and any(map(_is_value, value)):
-        return [f"{number}.{name}" for number, each in enumerate(value) if _is_value(each) for name in _settable(each)]
+        return [
+            f"{number}.{name}"
+            for number, each in enumerate(value)
+            if _is_value(each)
+            for name in _settable(each)
+        ]
     return []
 
 
@@ -86,14 +98,18 @@ def _made(declared: Any, step: str, where: str) -> Any:
     """A default for a field that is none, so that `mixup.alpha=0.5` turns mixup on."""
     kinds = [kind for kind in members(declared) if is_dataclass(kind) and isinstance(kind, type)]
     fitting = [kind for kind in kinds if step in _settable(kind)]
-    if len(fitting) == 1 and not any(_is_required(field) for field in _settable(fitting[0]).values()):
+    if len(fitting) == 1 and not any(
+        _is_required(field) for field in _settable(fitting[0]).values()
+    ):
         return fitting[0]()
     names = [name for kind in kinds for name in _settable(kind)]
     if kinds and not fitting:
         raise ConfigError(
             f"{where} is none and could not have {quoted(step)}{nearest(step, names)}; it could have {', '.join(names)}"
         )
-    raise ConfigError(f"{where} is none, and {quoted_key(step)} alone does not make one; choose it in a recipe")
+    raise ConfigError(
+        f"{where} is none, and {quoted_key(step)} alone does not make one; choose it in a recipe"
+    )
 
 
 def _place(values: tuple[Any, ...], step: str, where: str) -> int:

@@ -19,11 +19,22 @@ def run_name(origin: Mapping[str, Any]) -> str:
     file, by what is in the file.
     """
     recipe, arguments = str(origin["recipe"]), dict(origin["arguments"])
-    chosen = dict(each.split("=", 1) for each in origin["overrides"] if not each.startswith("machine."))
-    pairs = [f"{key}={value}" for choices in (arguments, chosen) for key, value in sorted(choices.items())]
+    chosen = dict(
+        each.split("=", 1) for each in origin["overrides"] if not each.startswith("machine.")
+    )
+    pairs = [
+        f"{key}={value}"
+        for choices in (arguments, chosen)
+        for key, value in sorted(choices.items())
+    ]
     plain = "-".join([PurePath(recipe).stem, *pairs])
-    shown = [f"{key}={_FOLDERS.sub('', value)}" for key, _, value in (each.partition("=") for each in pairs)]
-    name = re.sub(r"[^\w.=+,-]+", "_", "-".join([PurePath(recipe).stem, *shown]), flags=re.ASCII)[:_LONGEST]
+    shown = [
+        f"{key}={_FOLDERS.sub('', value)}"
+        for key, _, value in (each.partition("=") for each in pairs)
+    ]
+    name = re.sub(r"[^\w.=+,-]+", "_", "-".join([PurePath(recipe).stem, *shown]), flags=re.ASCII)[
+        :_LONGEST
+    ]
     source = origin.get("sha256", "")
     if name != plain or source:
         content = json.dumps([recipe, pairs, source])

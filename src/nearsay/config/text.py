@@ -13,20 +13,23 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from nearsay.reasons import first_line
+from nearsay.errors import ConfigError, first_line
 
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"  # neither infinity nor nan, which JSON has not
-NAMES = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path", str: "text", NoneType: "none"}
+NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Path: "a path",
+    str: "text",
+    NoneType: "none",
+}
 DIGITS = 18  # of a whole number, which 64 bits hold
 LONGEST = 80  # of what is quoted from a user
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = LONGEST
-
-
-class ConfigError(ValueError):
-    """What is wrong with a command line or a recorded experiment, in one sentence."""
 
 
 class _Unreadable(Exception):
@@ -39,12 +42,18 @@ def split_pairs(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            example = f"path={word}" if word and "\0" not in word and os.path.exists(word) else "seed=1"
+            example = (
+                f"path={word}" if word and "\0" not in word and os.path.exists(word) else "seed=1"
+            )
             raise ConfigError(f"{quoted(word)} must be key=value, such as {example}")
         if key in pairs:
-            raise ConfigError(f"{key} is given twice, as {quoted(pairs[key])} and {quoted(text)}; give it once")
+            raise ConfigError(
+                f"{key} is given twice, as {quoted(pairs[key])} and {quoted(text)}; give it once"
+            )
         if "\0" in word or not _is_encodable(word):
-            raise ConfigError(f"{quoted(word)} holds characters that no text file can; leave them out")
+            raise ConfigError(
+                f"{quoted(word)} holds characters that no text file can; leave them out"
+            )
         pairs[key] = text
     return pairs
 
@@ -54,10 +63,14 @@ def read_text(key: str, text: str, declared: Any) -> Any:
     try:
         return _read(text, declared)
     except _Unreadable:
-        near = nearest(text, [str(choice) for kind in members(declared) for choice in _choices(kind)])
+        near = nearest(
+            text, [str(choice) for kind in members(declared) for choice in _choices(kind)]
+        )
         is_long = int in members(declared) and re.fullmatch("[+-]?[0-9]+", text)
         limit = f" of at most {DIGITS} digits" if is_long else ""
-        raise ConfigError(f"{quoted_key(key)}={quoted(text)} must be {wanted(declared)}{limit}{near}") from None
+        raise ConfigError(
+            f"{quoted_key(key)}={quoted(text)} must be {wanted(declared)}{limit}{near}"
+        ) from None
 
 
 def wanted(declared: Any) -> str:
@@ -87,7 +100,9 @@ def declared_types(owner: Callable[..., Any] | type, name: str) -> dict[str, Any
     try:
         return get_type_hints(owner)
     except Exception as error:  # annotations of a user's file can be anything
-        raise ConfigError(f"the types that {name} declares cannot be read: {first_line(error)}") from error
+        raise ConfigError(
+            f"the types that {name} declares cannot be read: {first_line(error)}"
+        ) from error
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -138,7 +153,9 @@ def _read_as(text: str, kind: Any) -> Any:
         return text
     if kind is Path and text:
         try:
-            return Path(os.path.abspath(Path(text).expanduser()))  # one spelling, so that it is one experiment
+            return Path(
+                os.path.abspath(Path(text).expanduser())
+            )  # one spelling, so that it is one experiment
         except (OSError, RuntimeError):  # ~nobody, or a working folder that is gone
             raise _Unreadable from None
     raise _Unreadable

@@ -13,7 +13,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from nearsay.config.text import LONGEST, ConfigError, quoted
+from nearsay.config.text import LONGEST, quoted
+from nearsay.errors import ConfigError
 
 _LATER = re.compile(r"(.*\.)?[^.\d][^.]*: not there, but (null|false|0|0\.0)$")
 
@@ -34,8 +35,14 @@ def to_tree(value: object) -> Any:
         return {str(key): to_tree(each) for key, each in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         # A field may be called kind itself, as Bank's: it moves aside, and the name of the class is always there.
-        named = {"kind_" if field.name == "kind" else field.name: getattr(value, field.name) for field in fields(value)}
-        return {"kind": type(value).__name__, **{name: to_tree(each) for name, each in named.items()}}
+        named = {
+            "kind_" if field.name == "kind" else field.name: getattr(value, field.name)
+            for field in fields(value)
+        }
+        return {
+            "kind": type(value).__name__,
+            **{name: to_tree(each) for name, each in named.items()},
+        }
     if hasattr(value, "__array__"):
         return _array_tree(value)
     raise ConfigError(
@@ -49,7 +56,9 @@ def differences(tree: Any, other: Any) -> list[str]:
     All below `machine` is passed over: where an experiment runs does not make it another one.
     """
     mine, others = (
-        {key: each for key, each in some.items() if key != "machine"} if isinstance(some, Mapping) else some
+        {key: each for key, each in some.items() if key != "machine"}
+        if isinstance(some, Mapping)
+        else some
         for some in (tree, other)
     )
     return list(_differences(mine, others, ""))
@@ -70,7 +79,11 @@ def substantial(found: Iterable[str], places: Collection[str]) -> list[str]:
 
 def _differences(mine: Any, other: Any, where: str) -> Iterator[str]:
     dot = "." if where else ""
-    if isinstance(mine, Mapping) and isinstance(other, Mapping) and mine.get("kind") == other.get("kind"):
+    if (
+        isinstance(mine, Mapping)
+        and isinstance(other, Mapping)
+        and mine.get("kind") == other.get("kind")
+    ):
         for key in dict.fromkeys((*mine, *other)):
             if key not in other:
                 yield f"{where}{dot}{key}: {_shown(mine[key])}, not there"
@@ -80,7 +93,9 @@ def _differences(mine: Any, other: Any, where: str) -> Iterator[str]:
                 yield from _differences(mine[key], other[key], f"{where}{dot}{key}")
     elif isinstance(mine, list) and isinstance(other, list):  # items by their number
         yield from _differences(dict(enumerate(mine)), dict(enumerate(other)), where)
-    elif mine != other or isinstance(mine, bool) != isinstance(other, bool):  # True == 1, but is something else
+    elif mine != other or isinstance(mine, bool) != isinstance(
+        other, bool
+    ):  # True == 1, but is something else
         yield f"{where or 'experiment'}: {_shown(mine)}, not {_shown(other)}"
 
 
@@ -97,8 +112,15 @@ def _array_tree(value: Any) -> dict[str, Any]:
     try:
         tensor = torch.as_tensor(value).detach().cpu().contiguous()
     except TypeError as error:
-        raise ConfigError(f"an array of {value.dtype} cannot be written down; make it one of numbers") from error
+        raise ConfigError(
+            f"an array of {value.dtype} cannot be written down; make it one of numbers"
+        ) from error
     content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = list(tensor.shape)
-    return {"kind": "tensor", "shape": shape, "dtype": dtype, "sha256": hashlib.sha256(content).hexdigest()}
+    return {
+        "kind": "tensor",
+        "shape": shape,
+        "dtype": dtype,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }

@@ -6,4 +6,14 @@ from nearsay.models.norm import BatchNorm
 from nearsay.models.pretrained import Timm, load_weights
 from nearsay.models.resnet import PreActResNet18, ResNet
 
-__all__ = ["MLP", "BatchNorm", "CosineHead", "Linear", "LinearHead", "PreActResNet18", "ResNet", "Timm", "load_weights"]
+__all__ = [
+    "MLP",
+    "BatchNorm",
+    "CosineHead",
+    "Linear",
+    "LinearHead",
+    "PreActResNet18",
+    "ResNet",
+    "Timm",
+    "load_weights",
+]

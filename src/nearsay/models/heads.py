@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nearsay import seeds
+from nearsay import rng
 from nearsay.neighbors import normalize
 
 
@@ -51,11 +51,15 @@ class _Cosine(nn.Module):
         super().__init__()
         self.scale = scale
         self.weight = nn.Parameter(torch.empty(num_classes, num_features))
-        nn.init.normal_(self.weight, std=num_features**-0.5)  # of length 1 or so, on which the size of steps depends
+        nn.init.normal_(
+            self.weight, std=num_features**-0.5
+        )  # of length 1 or so, on which the size of steps depends
 
     def forward(self, features: Tensor) -> Tensor:
         """Zero features have no direction: logits of 0, and no gradient."""
-        dtype = torch.promote_types(torch.promote_types(features.dtype, self.weight.dtype), torch.float32)
+        dtype = torch.promote_types(
+            torch.promote_types(features.dtype, self.weight.dtype), torch.float32
+        )
         with torch.autocast(features.device.type, enabled=False):
             directions, _ = normalize(features.to(dtype))
             classes, _ = normalize(self.weight.to(dtype))
@@ -69,8 +73,10 @@ def drawn(seed: int) -> Iterator[None]:
     They are made on the CPU whatever the default device is: other devices would draw other numbers.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        high, low = seeds.words(seed, "weights", 0, torch.zeros(1, dtype=torch.int64), 2)[0].tolist()
-        torch.default_generator.manual_seed(high << 32 | low)  # torch.manual_seed would reseed every GPU as well
+        high, low = rng.words(seed, "weights", 0, torch.zeros(1, dtype=torch.int64), 2)[0].tolist()
+        torch.default_generator.manual_seed(
+            high << 32 | low
+        )  # torch.manual_seed would reseed every GPU as well
         yield
 
 

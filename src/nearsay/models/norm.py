@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from nearsay import dist
+from nearsay import distributed
 
 Statistics = Literal["global", "process"]
 
@@ -34,7 +34,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize (B, C) or (B, C, H, W); torch's own fused code wherever one process can do it alone."""
-        if not self.training or self.statistics == "process" or dist.num_processes() == 1:
+        if not self.training or self.statistics == "process" or distributed.num_processes() == 1:
             return super().forward(input)
         self._check_input_dim(input)
         with torch.no_grad():
@@ -59,8 +59,13 @@ class BatchNorm(nn.BatchNorm2d):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        weight: float | Tensor = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked
-        for average, fresh in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
+        weight: float | Tensor = (
+            self.momentum if self.momentum is not None else 1 / self.num_batches_tracked
+        )
+        for average, fresh in (
+            (self.running_mean, mean),
+            (self.running_var, variance * (count / (count - 1))),
+        ):
             average += weight * (fresh.to(average.dtype) - average)
 
 
@@ -71,14 +76,18 @@ def synchronize(module: nn.Module, statistics: Statistics = "global") -> nn.Modu
     """
     for name, child in list(module.named_children()):
         setattr(module, name, synchronize(child, statistics))
-    has_activation = isinstance(module, nn.BatchNorm2d) and hasattr(module, "act") and hasattr(module, "drop")
+    has_activation = (
+        isinstance(module, nn.BatchNorm2d) and hasattr(module, "act") and hasattr(module, "drop")
+    )
     if not has_activation and type(module) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return module
     assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
     if not module.affine or not module.track_running_stats:
         return module
     kind = _BatchNormActivated if has_activation else BatchNorm
-    norm = kind(module.num_features, eps=module.eps, momentum=module.momentum, statistics=statistics)
+    norm = kind(
+        module.num_features, eps=module.eps, momentum=module.momentum, statistics=statistics
+    )
     norm.weight, norm.bias = module.weight, module.bias
     norm.running_mean, norm.running_var = module.running_mean, module.running_var
     norm.num_batches_tracked = module.num_batches_tracked
@@ -113,7 +122,7 @@ def _global_moments(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     axes = _all_but_channels(inputs)
     variance, mean = torch.var_mean(inputs, dim=axes, correction=0)
     count = mean.new_full((1,), inputs.numel() // inputs.shape[1])
-    rows = dist.gather(torch.cat([mean, variance, count])[None])  # (W, 2C + 1)
+    rows = distributed.gather(torch.cat([mean, variance, count])[None])  # (W, 2C + 1)
     means, variances, counts = rows[:, : len(mean)], rows[:, len(mean) : -1], rows[:, -1:]
     share = counts / counts.sum()  # (W, 1)
     mean = (share * means).sum(dim=0)
@@ -150,13 +159,20 @@ class _Normalize(torch.autograd.Function):
 
         slope = gradient.to(precise)
         centered = inputs.to(precise) - mean.view(shape)
-        sums = torch.stack([slope.sum(dim=axes), (slope * centered).sum(dim=axes)])  # (2, C) of this process
-        everyone = dist.total(sums) / count
+        sums = torch.stack(
+            [slope.sum(dim=axes), (slope * centered).sum(dim=axes)]
+        )  # (2, C) of this process
+        everyone = distributed.total(sums) / count
         scale = (variance + ctx.eps).rsqrt()
         through_moments = everyone[0].view(shape) + centered * (everyone[1] * scale**2).view(shape)
         wanted = (slope - through_moments) * (weight.to(precise) * scale).view(shape)
         # Parameters get what this process wants: their gradients are averaged over processes like all others.
-        return wanted.to(inputs.dtype), (sums[1] * scale).to(weight.dtype), sums[0].to(weight.dtype), *(None,) * 4
+        return (
+            wanted.to(inputs.dtype),
+            (sums[1] * scale).to(weight.dtype),
+            sums[0].to(weight.dtype),
+            *(None,) * 4,
+        )
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

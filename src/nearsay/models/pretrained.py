@@ -14,14 +14,17 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from nearsay.core import Outputs
+from nearsay.batch import Outputs
+from nearsay.errors import first_line
 from nearsay.models.heads import Head, LinearHead, drawn
 from nearsay.models.norm import Statistics, check_statistics, synchronize
-from nearsay.reasons import first_line
 from nearsay.sealed import load_sealed
 
 COUNTER = "num_batches_tracked"  # of BatchNorm: older files do without, and nothing depends on it
-OFFLINE, CONSTANTS = "HF_HUB_OFFLINE", "huggingface_hub.constants"  # a variable, and the module that remembers it
+OFFLINE, CONSTANTS = (
+    "HF_HUB_OFFLINE",
+    "huggingface_hub.constants",
+)  # a variable, and the module that remembers it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,9 @@ class Timm:
         """A module from (B, num_inputs, H, W) images to `Outputs`."""
         with drawn(seed):
             with _network_access(allowed=self.download):
-                body: Any = self._body(_import_timm(), num_inputs)  # Any: attributes that every network of timm has
+                body: Any = self._body(
+                    _import_timm(), num_inputs
+                )  # Any: attributes that every network of timm has
             num_features = int(getattr(body, "head_hidden_size", None) or body.num_features)
             head = self.head.build(num_features, num_classes)
             return _Network(synchronize(body, self.statistics), head, num_features)
@@ -54,12 +59,18 @@ class Timm:
         known = timm.list_models()
         if self.name.partition(".")[0] not in known:
             near = difflib.get_close_matches(self.name, known) or known[:3]
-            raise ValueError(f"timm has no network named {self.name!r}; it has {', '.join(near)} and others")
+            raise ValueError(
+                f"timm has no network named {self.name!r}; it has {', '.join(near)} and others"
+            )
         try:
             if self.weights == "timm":
                 return self._published(timm, num_inputs)
-            body: nn.Module = timm.create_model(self.name, pretrained=False, num_classes=0, in_chans=num_inputs)
-        except RuntimeError as error:  # for one, a name of weights after the dot that timm does not know
+            body: nn.Module = timm.create_model(
+                self.name, pretrained=False, num_classes=0, in_chans=num_inputs
+            )
+        except (
+            RuntimeError
+        ) as error:  # for one, a name of weights after the dot that timm does not know
             raise ValueError(f"timm cannot build {self.name!r}: {first_line(error)}") from error
         if self.weights != "none":
             _load(body, Path(self.weights), skip=_classifiers(body))
@@ -69,16 +80,24 @@ class Timm:
         published = timm.get_pretrained_cfg(self.name)
         repository = getattr(published, "hf_hub_id", None)
         source = (
-            f"model.safetensors of https://huggingface.co/{repository}" if repository else getattr(published, "url", "")
+            f"model.safetensors of https://huggingface.co/{repository}"
+            if repository
+            else getattr(published, "url", "")
         )
         if not source:
-            raise ValueError(f'timm publishes no weights for {self.name}; choose weights="none", or a file of yours')
+            raise ValueError(
+                f'timm publishes no weights for {self.name}; choose weights="none", or a file of yours'
+            )
         by_hand = f"bring {source} here and give its path as weights"
         missing = f"the weights of {self.name} are not on this machine; choose download=True, or {by_hand}"
-        if not repository and not self.download:  # they come by torch.hub, which knows no offline mode
+        if (
+            not repository and not self.download
+        ):  # they come by torch.hub, which knows no offline mode
             raise ValueError(missing)
         try:
-            body: nn.Module = timm.create_model(self.name, pretrained=True, num_classes=0, in_chans=num_inputs)
+            body: nn.Module = timm.create_model(
+                self.name, pretrained=True, num_classes=0, in_chans=num_inputs
+            )
         except Exception as error:  # whatever the network, the cache or the file had to say
             failed = f"the weights of {self.name} could not be downloaded ({type(error).__name__}); {by_hand}"
             raise ValueError(failed if self.download else missing) from error
@@ -90,7 +109,12 @@ def load_weights(module: nn.Module, path: str | Path, *, skip_head: bool = False
 
     With `skip_head` the classifier `fc` keeps its weights, whatever the file has: for another set of classes.
     """
-    _load(module, Path(path), skip=("fc",) if skip_head else (), cure="skip_head=True leaves the classifier out")
+    _load(
+        module,
+        Path(path),
+        skip=("fc",) if skip_head else (),
+        cure="skip_head=True leaves the classifier out",
+    )
 
 
 def _load(module: nn.Module, path: Path, *, skip: Collection[str], cure: str = "") -> None:
@@ -100,7 +124,9 @@ def _load(module: nn.Module, path: Path, *, skip: Collection[str], cure: str = "
         return not any(name.startswith(f"{part}.") for part in skip)
 
     given = {name: tensor for name, tensor in _read(path).items() if is_wanted(name)}
-    own: dict[str, Tensor] = {name: tensor for name, tensor in module.state_dict().items() if is_wanted(name)}
+    own: dict[str, Tensor] = {
+        name: tensor for name, tensor in module.state_dict().items() if is_wanted(name)
+    }
     missing, unexpected = (
         [name for name in some if name not in others and not name.endswith(COUNTER)]
         for some, others in ((own, given), (given, own))
@@ -111,7 +137,10 @@ def _load(module: nn.Module, path: Path, *, skip: Collection[str], cure: str = "
         _named("the network has no", unexpected),
         _named(
             "shapes differ for",
-            [f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}" for name in mismatched],
+            [
+                f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
+                for name in mismatched
+            ],
         ),
     ]
     if any(problems):
@@ -126,7 +155,11 @@ def _load(module: nn.Module, path: Path, *, skip: Collection[str], cure: str = "
 def _read(path: Path) -> dict[str, Tensor]:
     is_of_run = path.name == "model.safetensors" and (path.parent / "experiment.json").is_file()
     if not path.is_file():
-        cure = "train that run to its end" if is_of_run else "give the path of a safetensors file with weights"
+        cure = (
+            "train that run to its end"
+            if is_of_run
+            else "give the path of a safetensors file with weights"
+        )
         raise ValueError(f"there is no file {path}; {cure}")
     try:
         return load_sealed(path)
@@ -182,7 +215,9 @@ def _import_timm() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "timm":
             raise
-        raise ImportError('networks of timm need an extra; pip install ".[vision]" in the clone') from None
+        raise ImportError(
+            'networks of timm need an extra; pip install ".[vision]" in the clone'
+        ) from None
     except RuntimeError as error:  # a torchvision that was built for another torch
         raise ImportError(
             f"timm cannot be imported ({first_line(error)}); let one pip install torch, torchvision and timm together"
@@ -196,7 +231,9 @@ def _network_access(*, allowed: bool) -> Iterator[None]:
         yield
         return
     wished = os.environ.get(OFFLINE)
-    was_offline = getattr(sys.modules.get(CONSTANTS), OFFLINE, (wished or "").upper() in ("1", "ON", "YES", "TRUE"))
+    was_offline = getattr(
+        sys.modules.get(CONSTANTS), OFFLINE, (wished or "").upper() in ("1", "ON", "YES", "TRUE")
+    )
     os.environ[OFFLINE] = "1"  # counts if that library is imported from here on
     _set_offline(True)  # counts if it was imported before
     try:

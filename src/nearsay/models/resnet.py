@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nearsay.core import Outputs
+from nearsay.batch import Outputs
 from nearsay.models.heads import Head, LinearHead, drawn
 from nearsay.models.norm import BatchNorm, Statistics, check_statistics
 
@@ -30,13 +30,17 @@ class ResNet:
     projection: Literal["first", "all"] = "first"
     zero_last_gamma: bool = False
     width: int = 64
-    statistics: Statistics = "global"  # of batch normalization under several processes; released code: "process"
+    statistics: Statistics = (
+        "global"  # of batch normalization under several processes; released code: "process"
+    )
     head: Head = LinearHead()  # noqa: RUF009 — frozen, so it may be shared
 
     def __post_init__(self) -> None:
         _check_choices(self.width, self.statistics)
         if self.depth not in BLOCKS:
-            raise ValueError(f"depth is {self.depth}; it must be one of {', '.join(map(str, BLOCKS))}")
+            raise ValueError(
+                f"depth is {self.depth}; it must be one of {', '.join(map(str, BLOCKS))}"
+            )
         if self.projection not in ("first", "all"):
             raise ValueError(f'projection is {self.projection!r}; it must be "first" or "all"')
 
@@ -47,14 +51,18 @@ class ResNet:
 
         def block(before: int, width: int, stride: int) -> nn.Module:
             projects = self.projection == "all" or stride != 1 or before != width * kind.expansion
-            return kind(before, width, stride, norm, projects=projects, starts_at_zero=self.zero_last_gamma)
+            return kind(
+                before, width, stride, norm, projects=projects, starts_at_zero=self.zero_last_gamma
+            )
 
         num_features = 8 * self.width * kind.expansion
         with drawn(seed):
             first = _convolution(num_inputs, self.width, *((3, 1) if self.small_images else (7, 2)))
             layers = _layers(block, BLOCKS[self.depth], self.width, kind.expansion)
             head = self.head.build(num_features, num_classes)
-            return _Network(first, norm(self.width), layers, head, num_features, has_pool=not self.small_images)
+            return _Network(
+                first, norm(self.width), layers, head, num_features, has_pool=not self.small_images
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +128,14 @@ class _Basic(nn.Module):
     expansion = 1
 
     def __init__(
-        self, before: int, width: int, stride: int, norm: Norm, *, projects: bool, starts_at_zero: bool
+        self,
+        before: int,
+        width: int,
+        stride: int,
+        norm: Norm,
+        *,
+        projects: bool,
+        starts_at_zero: bool,
     ) -> None:
         super().__init__()
         self.conv1, self.bn1 = _convolution(before, width, 3, stride), norm(width)
@@ -138,7 +153,14 @@ class _Bottleneck(nn.Module):
     expansion = 4
 
     def __init__(
-        self, before: int, width: int, stride: int, norm: Norm, *, projects: bool, starts_at_zero: bool
+        self,
+        before: int,
+        width: int,
+        stride: int,
+        norm: Norm,
+        *,
+        projects: bool,
+        starts_at_zero: bool,
     ) -> None:
         super().__init__()
         after = width * self.expansion

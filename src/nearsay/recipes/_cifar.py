@@ -4,20 +4,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from nearsay.augment import Cutout, Flip, Mixup, Normalize, PadCrop, RandAugment
-from nearsay.core import Dataset, Noise
+from nearsay.batch import Dataset, Noise
 from nearsay.experiment import Experiment
+from nearsay.losses import ELR, NCR
 from nearsay.models import PreActResNet18, ResNet
 from nearsay.noise import InstanceDependent, OpenSet, Symmetric
-from nearsay.objectives import ELR, NCR
 from nearsay.optim import SGD, Cosine, CosineRestarts, MultiStep, Schedule
 from nearsay.recipes._paper import Neighbors, Start, length, neighbors
 from nearsay.recipes.methods import Method, choose, warmup
+from nearsay.transforms import Cutout, Flip, Mixup, Normalize, PadCrop, RandAugment
 
 Protocol = Literal["short", "paper", "elr"]
 Variant = Literal["paper", "released"]
-ALPHAS: dict[Variant, float] = {"paper": 0.9, "released": 0.7}  # the released term is larger by T² = 4
-RAMP = 40_000 / 352  # epochs: ELR+ counts 40 000 steps, and 352 are an epoch of 45 000 examples in batches of 128
+ALPHAS: dict[Variant, float] = {
+    "paper": 0.9,
+    "released": 0.7,
+}  # the released term is larger by T² = 4
+RAMP = (
+    40_000 / 352
+)  # epochs: ELR+ counts 40 000 steps, and 352 are an epoch of 45 000 examples in batches of 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +42,19 @@ class Training:
 
 
 # The paper's table of network hyper-parameters.
-PAPER = Training(epochs=250, batch_size=256, lr=0.1, weight_decay=5e-4, schedule=Cosine(warmup=5.0), depth=18)
+PAPER = Training(
+    epochs=250, batch_size=256, lr=0.1, weight_decay=5e-4, schedule=Cosine(warmup=5.0), depth=18
+)
 SHORT = replace(PAPER, epochs=100, schedule=Cosine(warmup=1.0), ramp=RAMP * 100 / 250)
 ELR_ALONE = replace(  # what all settings of the public ELR code have in common
-    PAPER, epochs=150, batch_size=128, lr=0.02, weight_decay=1e-3, depth=34, held_out=5000, padding="zeros"
+    PAPER,
+    epochs=150,
+    batch_size=128,
+    lr=0.02,
+    weight_decay=1e-3,
+    depth=34,
+    held_out=5000,
+    padding="zeros",
 )
 ELR_PAIR = replace(ELR_ALONE, epochs=200, weight_decay=5e-4)  # and of the public ELR+ code
 
@@ -62,13 +76,17 @@ def stretched(training: Training, epochs: float | None) -> Training:
     elif isinstance(schedule, CosineRestarts):
         schedule = replace(schedule, period=schedule.period * share)
     start = float(round(training.start * share))
-    return replace(training, epochs=epochs, schedule=schedule, ramp=training.ramp * share, start=start)
+    return replace(
+        training, epochs=epochs, schedule=schedule, ramp=training.ramp * share, start=start
+    )
 
 
 def check_labels(kind: str, labels: Path | None, column: str | None) -> None:
     """Refuse human labels without their file, and their file without them."""
     if kind == "human" and labels is None:
-        raise ValueError("kind='human' needs labels=, the path of the CIFAR-N file, such as CIFAR-10_human.pt")
+        raise ValueError(
+            "kind='human' needs labels=, the path of the CIFAR-N file, such as CIFAR-10_human.pt"
+        )
     if kind != "human" and (labels is not None or column is not None):
         name, value = ("labels", str(labels)) if labels is not None else ("column", column)
         raise ValueError(f"{name}={value!r} is of use only with kind=human, not with kind={kind}")
@@ -77,9 +95,13 @@ def check_labels(kind: str, labels: Path | None, column: str | None) -> None:
 def check_outside(kind: str, outside: Path | None, other: str) -> None:
     """Refuse open-set noise without the images that it takes, and those images without it."""
     if kind == "open-set" and outside is None:
-        raise ValueError(f"kind='open-set' needs outside=, the folder of {other}, whose images it takes")
+        raise ValueError(
+            f"kind='open-set' needs outside=, the folder of {other}, whose images it takes"
+        )
     if kind != "open-set" and outside is not None:
-        raise ValueError(f"outside={str(outside)!r} is of use only with kind=open-set, not with kind={kind}")
+        raise ValueError(
+            f"outside={str(outside)!r} is of use only with kind=open-set, not with kind={kind}"
+        )
 
 
 def common_noise(rate: float, kind: str, seed: int) -> Noise | None:
@@ -98,7 +120,12 @@ def common_noise(rate: float, kind: str, seed: int) -> Noise | None:
 
 
 def make_ncrs(
-    training: Training, *, alpha: float | None, k: Neighbors | None, start: Start | None, variant: Variant
+    training: Training,
+    *,
+    alpha: float | None,
+    k: Neighbors | None,
+    start: Start | None,
+    variant: Variant,
 ) -> tuple[NCR, NCR]:
     """NCR alone, as the paper's ablation finds best wherever there is noise; and beside ELR, as the paper prints."""
     alone = NCR(
@@ -135,7 +162,9 @@ def make_experiment(
             f"noise_per_network=true is for two networks, and method={method!r} has one; take elr+ or ncr+elr+"
         )
     if noise_per_network and noise is None:
-        raise ValueError("noise_per_network=true needs noise that is made here, such as kind=symmetric noise=0.4")
+        raise ValueError(
+            "noise_per_network=true needs noise that is made here, such as kind=symmetric noise=0.4"
+        )
     ncr, beside_elr = ncrs
     choice = choose(method, ncr=ncr, beside_elr=beside_elr, elr=elr, mixup=Mixup(alpha=1.0))
     return Experiment(
@@ -150,7 +179,9 @@ def make_experiment(
         averaging_ramp=training.ramp if is_pair(method) else 0.0,
         noise_per_network=noise_per_network,
         augment=choice.augment(
-            PadCrop(padding=4, mode=training.padding), Flip(), strongly=(RandAugment(), Cutout(size=16))
+            PadCrop(padding=4, mode=training.padding),
+            Flip(),
+            strongly=(RandAugment(), Cutout(size=16)),
         ),
         normalize=colors,
         optimizer=SGD(lr=training.lr, momentum=0.9, weight_decay=training.weight_decay),

@@ -6,17 +6,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nearsay.augment import IMAGENET_COLORS, Flip, RandomResizedCrop
-from nearsay.core import Dataset
+from nearsay.batch import Dataset
 from nearsay.experiment import Backbone, Experiment
+from nearsay.losses import NCR
 from nearsay.models import ResNet, Timm
 from nearsay.noise import Symmetric
-from nearsay.objectives import NCR
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes.methods import Method, choose, warmup
+from nearsay.transforms import IMAGENET_COLORS, Flip, RandomResizedCrop
 
 Weights = Literal["auto", "none"] | Path
-DEPTHS: dict[str, Literal[18, 34, 50]] = {"auto": 18, "resnet18": 18, "resnet34": 34, "resnet50": 50}
+DEPTHS: dict[str, Literal[18, 34, 50]] = {
+    "auto": 18,
+    "resnet18": 18,
+    "resnet34": 34,
+    "resnet50": 50,
+}
 
 
 class Network(NamedTuple):
@@ -68,7 +73,9 @@ def make_experiment(
 def choose_network(name: str, weights: Weights) -> Network:
     """One of our ResNets, or else a network of timm; nothing is downloaded, and timm is not imported to decide."""
     if name == "auto" and isinstance(weights, Path):
-        raise ValueError(f"weights={str(weights)!r} needs backbone=, the network they belong to, such as resnet50")
+        raise ValueError(
+            f"weights={str(weights)!r} needs backbone=, the network they belong to, such as resnet50"
+        )
     if name not in DEPTHS and find_spec("timm") is None:
         raise ValueError(
             f"backbone={name!r} is none of {', '.join(DEPTHS)}; networks of timm need "
@@ -79,7 +86,11 @@ def choose_network(name: str, weights: Weights) -> Network:
         file = weights
     if name in DEPTHS:
         # One network whatever is found: only the start differs, so a run can be read where the file is no more.
-        return Network(ResNet(depth=DEPTHS[name], small_images=False), None if file is None else str(file), bool(file))
+        return Network(
+            ResNet(depth=DEPTHS[name], small_images=False),
+            None if file is None else str(file),
+            bool(file),
+        )
     return Network(Timm(name=name, weights="none" if file is None else str(file)), None, bool(file))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, TypeVar
 
-from nearsay.core import check_number, check_whole
+from nearsay.validation import check_number, check_whole
 
 Start = float | Literal["auto"]
 Neighbors = int | Literal["all"]

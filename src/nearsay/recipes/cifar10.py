@@ -4,17 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from nearsay.augment import CIFAR10_COLORS
-from nearsay.core import Dataset, Noise
-from nearsay.datasets import Cifar10, Cifar100
+from nearsay.batch import Dataset, Noise
+from nearsay.data import Cifar10, Cifar100
 from nearsay.experiment import Experiment
+from nearsay.losses import ELR
 from nearsay.noise import Asymmetric, AsymmetricInPlace
-from nearsay.objectives import ELR
 from nearsay.optim import CosineRestarts, MultiStep
 from nearsay.recipes import _cifar
 from nearsay.recipes._cifar import Protocol, Training, Variant
 from nearsay.recipes._paper import Neighbors, Start, pick
 from nearsay.recipes.methods import Method, check_of_use
+from nearsay.transforms import CIFAR10_COLORS
 
 Kind = Literal[
     "symmetric",
@@ -35,12 +35,18 @@ LEFT_OUT = ("bird", "truck", "cat", "deer")
 ALONE: dict[Protocol, Training] = {
     "short": replace(_cifar.SHORT, start=20),
     "paper": replace(_cifar.PAPER, start=50),
-    "elr": replace(_cifar.ELR_ALONE, epochs=150, schedule=CosineRestarts(period=10, minimum=0.05), start=30),
+    "elr": replace(
+        _cifar.ELR_ALONE, epochs=150, schedule=CosineRestarts(period=10, minimum=0.05), start=30
+    ),
 }
 ASYMMETRIC = ALONE | {
-    "elr": replace(_cifar.ELR_ALONE, epochs=120, schedule=MultiStep(milestones=(40, 80), gamma=0.01), start=24)
+    "elr": replace(
+        _cifar.ELR_ALONE, epochs=120, schedule=MultiStep(milestones=(40, 80), gamma=0.01), start=24
+    )
 }
-PAIR = ALONE | {"elr": replace(_cifar.ELR_PAIR, epochs=200, schedule=MultiStep(milestones=(150,)), start=50)}
+PAIR = ALONE | {
+    "elr": replace(_cifar.ELR_PAIR, epochs=200, schedule=MultiStep(milestones=(150,)), start=50)
+}
 
 
 def recipe(
@@ -96,11 +102,15 @@ def recipe(
         variant: NCR as the paper prints it, or as its released code computes it.
         noise_per_network: give the second network other noise, as the public ELR+ does by mistake.
     """
-    check_of_use(method, alpha=alpha, k=k, start=start, variant=None if variant == "paper" else variant)
+    check_of_use(
+        method, alpha=alpha, k=k, start=start, variant=None if variant == "paper" else variant
+    )
     _cifar.check_labels(kind, labels, column)
     _cifar.check_outside(kind, outside, "CIFAR-100")
     if kind == "human" and column is None:
-        raise ValueError("kind='human' needs column=, one of aggre, worse, random1, random2, random3")
+        raise ValueError(
+            "kind='human' needs column=, one of aggre, worse, random1, random2, random3"
+        )
     is_asymmetric, is_within = kind.startswith("asymmetric"), kind == "open-set-within"
     table = PAIR if _cifar.is_pair(method) else ASYMMETRIC if is_asymmetric else ALONE
     training = _cifar.stretched(pick("protocol", protocol, table), epochs)

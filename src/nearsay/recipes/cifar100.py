@@ -4,28 +4,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from nearsay.augment import CIFAR100_COLORS
-from nearsay.core import Noise
-from nearsay.datasets import Cifar10, Cifar100
+from nearsay.batch import Noise
+from nearsay.data import Cifar10, Cifar100
 from nearsay.experiment import Experiment
+from nearsay.losses import ELR
 from nearsay.noise import Asymmetric
-from nearsay.objectives import ELR
 from nearsay.optim import MultiStep
 from nearsay.recipes import _cifar
 from nearsay.recipes._cifar import Protocol, Training, Variant
 from nearsay.recipes._paper import Neighbors, Start, pick
 from nearsay.recipes.methods import Method, check_of_use
+from nearsay.transforms import CIFAR100_COLORS
 
 Kind = Literal[
-    "symmetric", "symmetric-strict", "asymmetric-next", "asymmetric-superclass", "instance", "human", "open-set"
+    "symmetric",
+    "symmetric-strict",
+    "asymmetric-next",
+    "asymmetric-superclass",
+    "instance",
+    "human",
+    "open-set",
 ]
 
 ALONE: dict[Protocol, Training] = {
     "short": replace(_cifar.SHORT, start=80),
     "paper": replace(_cifar.PAPER, start=200),
-    "elr": replace(_cifar.ELR_ALONE, epochs=150, schedule=MultiStep(milestones=(80, 120), gamma=0.01), start=120),
+    "elr": replace(
+        _cifar.ELR_ALONE,
+        epochs=150,
+        schedule=MultiStep(milestones=(80, 120), gamma=0.01),
+        start=120,
+    ),
 }
-PAIR = ALONE | {"elr": replace(_cifar.ELR_PAIR, epochs=250, schedule=MultiStep(milestones=(200,)), start=200)}
+PAIR = ALONE | {
+    "elr": replace(_cifar.ELR_PAIR, epochs=250, schedule=MultiStep(milestones=(200,)), start=200)
+}
 
 
 def recipe(
@@ -77,7 +90,9 @@ def recipe(
         variant: NCR as the paper prints it, or as its released code computes it.
         noise_per_network: give the second network other noise, as the public ELR+ does by mistake.
     """
-    check_of_use(method, alpha=alpha, k=k, start=start, variant=None if variant == "paper" else variant)
+    check_of_use(
+        method, alpha=alpha, k=k, start=start, variant=None if variant == "paper" else variant
+    )
     _cifar.check_labels(kind, labels, None)
     _cifar.check_outside(kind, outside, "CIFAR-10")
     is_pair = _cifar.is_pair(method)

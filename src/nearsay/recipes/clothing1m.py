@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from nearsay.augment import IMAGENET_COLORS, Flip, RandomResizedCrop
-from nearsay.datasets import Clothing1M
+from nearsay.data import Clothing1M
 from nearsay.experiment import Experiment
+from nearsay.losses import NCR
 from nearsay.models import ResNet
-from nearsay.objectives import NCR
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes._paper import Neighbors, Start, length, neighbors, start_epoch
 from nearsay.recipes.methods import WebMethod, check_of_use, choose, warmup
+from nearsay.transforms import IMAGENET_COLORS, Flip, RandomResizedCrop
 
 EPOCHS = 80
 

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from typing import Literal
 
-from nearsay.augment import PadCrop
-from nearsay.core import Noise
-from nearsay.datasets import Digits
+from nearsay.batch import Noise
+from nearsay.data import Digits
 from nearsay.experiment import Experiment
+from nearsay.losses import NCR, Nearsay
 from nearsay.models import ResNet
 from nearsay.noise import InstanceDependent, PairFlip, Symmetric
-from nearsay.objectives import NCR, Nearsay
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes.methods import Method, choose, warmup
+from nearsay.transforms import PadCrop
 
 Kind = Literal["symmetric", "symmetric-strict", "pair-flip", "instance"]
 
@@ -42,8 +42,13 @@ def recipe(
     """
     choice = choose(method, ncr=NCR(), nearsay=Nearsay(k=30))
     fields = choice.fields(epochs)
-    if method == "nearsay":  # an epoch is ten steps here: features take more of them to form, averages must be short
-        fields |= {"averaging": 0.95, "objective": replace(fields["objective"], start_epoch=epochs / 3)}
+    if (
+        method == "nearsay"
+    ):  # an epoch is ten steps here: features take more of them to form, averages must be short
+        fields |= {
+            "averaging": 0.95,
+            "objective": replace(fields["objective"], start_epoch=epochs / 3),
+        }
     return Experiment(
         data=Digits(seed=seed),
         noise=_noise(noise, kind, seed),

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from nearsay.datasets import Embeddings
+from nearsay.data import Embeddings
 from nearsay.experiment import Experiment
+from nearsay.losses import NCR
 from nearsay.models import MLP
 from nearsay.noise import Symmetric
-from nearsay.objectives import NCR
 from nearsay.optim import AdamW, Cosine
 from nearsay.recipes.methods import FeatureMethod, choose, warmup
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from nearsay.datasets import Folder
+from nearsay.data import Folder
 from nearsay.experiment import Experiment
 from nearsay.recipes._images import Weights, make_experiment
 from nearsay.recipes.methods import Method

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from nearsay.datasets import Hub
+from nearsay.data import Hub
 from nearsay.experiment import Experiment
 from nearsay.recipes._images import Weights, make_experiment
 from nearsay.recipes.methods import Method

@@ -7,9 +7,9 @@ the paper prints none. To add a method, give it a row in `choose` and its name t
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from nearsay.augment import Augment, ColorJitter, Mixup, RandAugment, Transform, Views
-from nearsay.core import Objective
-from nearsay.objectives import ELR, GJS, NCR, Bootstrap, CrossEntropy, Nearsay
+from nearsay.batch import Objective
+from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy, Nearsay
+from nearsay.transforms import Augment, ColorJitter, Mixup, RandAugment, Transform, Views
 
 _Usual = Literal[  # lists in the order in which users are told them
     "standard",
@@ -25,8 +25,12 @@ _Oracle = Literal["oracle", "oracle+mixup"]
 _More = Literal["elr", "ncr+elr", "elr+", "ncr+elr+", "label-propagation"]
 _Views = Literal["gjs", "nearsay"]
 Method = Literal[_Usual, "ncr+mixup+da", _Oracle, _More, _Views]
-FeatureMethod = Literal[_Usual, _Oracle, _More]  # a second view, as gjs and da want, needs an image to augment
-WebMethod = Literal[_Usual, "ncr+mixup+da", _More, _Views]  # nobody knows the true labels of images from the web
+FeatureMethod = Literal[
+    _Usual, _Oracle, _More
+]  # a second view, as gjs and da want, needs an image to augment
+WebMethod = Literal[
+    _Usual, "ncr+mixup+da", _More, _Views
+]  # nobody knows the true labels of images from the web
 
 
 class Choice(NamedTuple):
@@ -39,9 +43,13 @@ class Choice(NamedTuple):
     only_clean: bool = False  # the oracle
     networks: Literal[1, 2] = 1  # that teach each other, as in ELR+
     propagates: bool = False  # labels over the features, halfway
-    is_strong: bool = False  # the second view is strongly augmented, and the teacher is the network's own average
+    is_strong: bool = (
+        False  # the second view is strongly augmented, and the teacher is the network's own average
+    )
 
-    def augment(self, *transforms: Transform, strongly: tuple[Transform, ...] = (RandAugment(),)) -> Augment | Views:
+    def augment(
+        self, *transforms: Transform, strongly: tuple[Transform, ...] = (RandAugment(),)
+    ) -> Augment | Views:
         """The transforms, for as many views of an image as the method compares; a strong one is made by `strongly`."""
         if self.num_views == 2:
             more = (ColorJitter(),) if self.jitters else strongly if self.is_strong else ()
@@ -50,8 +58,14 @@ class Choice(NamedTuple):
 
     def fields(self, epochs: float) -> dict[str, Any]:
         """Fields of an `Experiment` of so many epochs, whose types Any stands for."""
-        fields: dict[str, Any] = {"objective": self.objective, "mixup": self.mixup, "only_clean": self.only_clean}
-        if self.networks == 2:  # ELR+ evaluates the networks themselves; their averages are teachers only
+        fields: dict[str, Any] = {
+            "objective": self.objective,
+            "mixup": self.mixup,
+            "only_clean": self.only_clean,
+        }
+        if (
+            self.networks == 2
+        ):  # ELR+ evaluates the networks themselves; their averages are teachers only
             fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
         if self.is_strong:
             fields |= {"averaging": 0.99, "self_taught": True}
@@ -104,7 +118,9 @@ def check_of_use(method: str, **wished: object) -> None:
     """Refuse settings of NCR for a method that has none, rather than leave them without effect."""
     for name, value in wished.items():
         if value is not None and "ncr" not in method:
-            raise ValueError(f"{name}={value!r} is of NCR, which method={method!r} does not use; leave it out")
+            raise ValueError(
+                f"{name}={value!r} is of NCR, which method={method!r} does not use; leave it out"
+            )
 
 
 def warmup(epochs: float, most: float) -> float:

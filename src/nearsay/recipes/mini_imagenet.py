@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nearsay.augment import IMAGENET_COLORS, PLUS_MINUS_ONE, Flip, RandomResizedCrop
-from nearsay.datasets import MiniImageNet
+from nearsay.data import MiniImageNet
 from nearsay.experiment import Experiment
+from nearsay.losses import ELR, NCR
 from nearsay.models import ResNet
-from nearsay.objectives import ELR, NCR
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes._paper import Neighbors, Start, length, neighbors, pick, start_epoch
 from nearsay.recipes.methods import Method, check_of_use, choose, warmup
+from nearsay.transforms import IMAGENET_COLORS, PLUS_MINUS_ONE, Flip, RandomResizedCrop
 
 Color = Literal["red", "blue"]
 Hyper = Literal["paper", "released"]
@@ -26,8 +26,18 @@ class Row(NamedTuple):
 
 
 ROWS: dict[Hyper, dict[float, Row]] = {
-    "paper": {0.0: Row(0.9, 50, 50), 0.2: Row(0.9, 10, 50), 0.4: Row(0.7, 5, 50), 0.8: Row(0.9, 100, 50)},
-    "released": {0.0: Row(0.3, 10, 10), 0.2: Row(0.3, 10, 10), 0.4: Row(0.3, 100, 10), 0.8: Row(0.3, 5, 10)},
+    "paper": {
+        0.0: Row(0.9, 50, 50),
+        0.2: Row(0.9, 10, 50),
+        0.4: Row(0.7, 5, 50),
+        0.8: Row(0.9, 100, 50),
+    },
+    "released": {
+        0.0: Row(0.3, 10, 10),
+        0.2: Row(0.3, 10, 10),
+        0.4: Row(0.3, 100, 10),
+        0.8: Row(0.3, 5, 10),
+    },
 }
 
 
@@ -83,9 +93,15 @@ def recipe(
         variant=hyper,
     )
     choice = choose(method, ncr=ncr, elr=ELR(beta=0.9, weight=7.0))
-    crop = RandomResizedCrop(size=224, area=(0.05, 1.0)) if is_released else RandomResizedCrop(size=224)
+    crop = (
+        RandomResizedCrop(size=224, area=(0.05, 1.0))
+        if is_released
+        else RandomResizedCrop(size=224)
+    )
     return Experiment(
-        data=MiniImageNet(path=path, noise=noise, color=color, held_out_set=held_out_set, partial=partial),
+        data=MiniImageNet(
+            path=path, noise=noise, color=color, held_out_set=held_out_set, partial=partial
+        ),
         backbone=_released_network() if is_released else ResNet(depth=18, small_images=False),
         **choice.fields(num_epochs),
         augment=choice.augment(crop, Flip()),
@@ -100,4 +116,6 @@ def recipe(
 
 
 def _released_network() -> ResNet:
-    return ResNet(depth=18, small_images=False, projection="all", zero_last_gamma=True, statistics="process")
+    return ResNet(
+        depth=18, small_images=False, projection="all", zero_last_gamma=True, statistics="process"
+    )

@@ -1,10 +1,10 @@
 """Gaussian classes with noisy labels and a small perceptron: a run of seconds that needs no file."""
 
-from nearsay.datasets import Toy
+from nearsay.data import Toy
 from nearsay.experiment import Experiment
+from nearsay.losses import NCR
 from nearsay.models import MLP
 from nearsay.noise import Symmetric
-from nearsay.objectives import NCR
 from nearsay.optim import AdamW, Constant
 from nearsay.recipes.methods import FeatureMethod, choose
 

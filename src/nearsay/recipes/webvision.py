@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
-from nearsay.augment import IMAGENET_COLORS, Flip, RandomResizedCrop
-from nearsay.datasets import ImageNetValidation, MiniWebVision, WebVision
+from nearsay.data import ImageNetValidation, MiniWebVision, WebVision
 from nearsay.experiment import Experiment
+from nearsay.losses import NCR
 from nearsay.models import CosineHead, ResNet
-from nearsay.objectives import NCR
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes._paper import Neighbors, Start, length, neighbors, pick
 from nearsay.recipes.methods import WebMethod, check_of_use, choose, warmup
+from nearsay.transforms import IMAGENET_COLORS, Flip, RandomResizedCrop
 
 Subset = Literal["mini", "full"]
 BATCH_SIZES: dict[Subset, int] = {"mini": 256, "full": 1024}
@@ -53,7 +53,11 @@ def recipe(
     """
     check_of_use(method, alpha=alpha, k=k, start=start)
     num_epochs = length(epochs, 130)
-    ncr = NCR(alpha=0.5 if alpha is None else alpha, k=neighbors(k, 10), start_epoch=0.0 if start is None else start)
+    ncr = NCR(
+        alpha=0.5 if alpha is None else alpha,
+        k=neighbors(k, 10),
+        start_epoch=0.0 if start is None else start,
+    )
     choice = choose(method, ncr=ncr)
     batch_size = pick("subset", subset, BATCH_SIZES)
     num_classes = 50 if subset == "mini" else 1000
@@ -61,7 +65,9 @@ def recipe(
         data=(MiniWebVision if subset == "mini" else WebVision)(path=path, partial=partial),
         second_test=None
         if imagenet is None
-        else ImageNetValidation(path=imagenet, synsets=path, num_classes=num_classes, partial=partial),
+        else ImageNetValidation(
+            path=imagenet, synsets=path, num_classes=num_classes, partial=partial
+        ),
         backbone=ResNet(depth=50, small_images=False, head=CosineHead()),
         **choice.fields(num_epochs),
         augment=choice.augment(RandomResizedCrop(size=224), Flip()),

@@ -9,23 +9,23 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from nearsay.display import counted
 from nearsay.report import overview, suspects
 from nearsay.report.findings import Findings
 from nearsay.report.mapping import choose_points, place
 from nearsay.report.markup import Section, joined, paragraph
 from nearsay.report.page import fill
 from nearsay.report.sections import cost, experiment
+from nearsay.training.display import counted
 
 
 def render(findings: Findings) -> str:
     """The page as text: a pure function of what was found."""
     sections = [section for make in SECTIONS if (section := make(findings)) is not None]
-    style, script = (resources.files("nearsay.report").joinpath(name).read_text("utf-8") for name in FILES)
+    style, script = (
+        resources.files("nearsay.report").joinpath(name).read_text("utf-8") for name in FILES
+    )
     if findings.album.num_left_out:
-        text = (
-            f"{counted(findings.album.num_left_out, 'picture')} left out, as decoding so many large files takes long."
-        )
+        text = f"{counted(findings.album.num_left_out, 'picture')} left out, as decoding so many large files takes long."
         sections[0] = Section(sections[0].heading, joined([sections[0].html, paragraph(text)]))
     return fill(
         f"Which labels to distrust: {findings.name}",

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nearsay.display import counted, plain
 from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Group, group_runs
+from nearsay.training.display import counted, plain
 
 OTHER_JUDGES = (
     "these runs were judged by different labels, which makes cleaned ones look better; nearsay evaluate with --data "
@@ -28,12 +28,18 @@ def compare(paths: Sequence[Path], split: str | None = None) -> Comparison:
     held-out examples.
     """
     if not paths:
-        raise ValueError("no run was given; name at least one run folder, as `nearsay train` writes them")
+        raise ValueError(
+            "no run was given; name at least one run folder, as `nearsay train` writes them"
+        )
     groups = group_runs([read_run(path) for path in each_once(paths)])
     if split is not None:
         return Comparison(groups, split)
     found = {
-        split: [run.number("accuracy", split, "final") is not None for group in groups for run in group.runs]
+        split: [
+            run.number("accuracy", split, "final") is not None
+            for group in groups
+            for run in group.runs
+        ]
         for split in ("test", "validation")
     }
     for enough in (all, any):
@@ -49,7 +55,9 @@ def split_text(comparison: Comparison) -> str:
     if comparison.split == "validation":
         is_clean = all(_knows_validation(run) for run in runs)
         who = "each run has them" if any(map(_made_anew, runs)) else "they were given"
-        return "held-out validation set" + (" with clean labels" if is_clean else f" (its labels as {who})")
+        return "held-out validation set" + (
+            " with clean labels" if is_clean else f" (its labels as {who})"
+        )
     if comparison.split == "second_test":
         return "second test set"
     return "clean test set" if all(run.labels.clean is not None for run in runs) else "test set"

@@ -85,7 +85,9 @@ class Panel(NamedTuple):
     shares: Mapping[tuple[str, str], Sequence[float]]
 
 
-def curves(points: Sequence[Point], axes: Sequence[Axis], *, title: str, heading: Heading) -> Drawing:
+def curves(
+    points: Sequence[Point], axes: Sequence[Axis], *, title: str, heading: Heading
+) -> Drawing:
     """Accuracy over each of the axes, side by side; what was chosen has a ring, deviations are bars."""
     names = list(dict.fromkeys(point.line for point in points))
     ends = [point.mean + sign * (point.deviation or 0) for point in points for sign in (-1, 1)]
@@ -96,12 +98,16 @@ def curves(points: Sequence[Point], axes: Sequence[Axis], *, title: str, heading
 
     beside = [panel(axis, "" if number else title) for number, axis in enumerate(axes)]
     below = [panel(axis, title) for axis in axes]
-    return _drawing(altair.hconcat(*beside, spacing=28), altair.vconcat(*below, spacing=28), heading)
+    return _drawing(
+        altair.hconcat(*beside, spacing=28), altair.vconcat(*below, spacing=28), heading
+    )
 
 
 def confidences(panels: Sequence[Panel], *, heading: Heading) -> Drawing:
     """Confidence in right and in wrong labels."""
-    wide = _grid(panels, _LABELS, "confidence in given label (%)", [0, 20, 40, 60, 80, 100], is_narrow=False)
+    wide = _grid(
+        panels, _LABELS, "confidence in given label (%)", [0, 20, 40, 60, 80, 100], is_narrow=False
+    )
     narrow = _grid(panels, _LABELS, "confidence (%)", [0, 50, 100], is_narrow=True)
     return _drawing(wide, narrow, heading)
 
@@ -110,7 +116,9 @@ def similarities(panels: Sequence[Panel], *, lowest: float, heading: Heading) ->
     """Cosine similarity of two examples, from `lowest` to 1: up where both labels are right, and down where not."""
     ticks = [0, 0.2, 0.4, 0.6, 0.8, 1] if lowest == 0 else [lowest, lowest / 2, 0, 0.5, 1]
     wide = _grid(panels, _PAIRS, "cosine similarity", ticks, is_narrow=False)
-    narrow = _grid(panels, _PAIRS, "cosine similarity", [lowest, (lowest + 1) / 2, 1], is_narrow=True)
+    narrow = _grid(
+        panels, _PAIRS, "cosine similarity", [lowest, (lowest + 1) / 2, 1], is_narrow=True
+    )
     return _drawing(wide, narrow, heading)
 
 
@@ -129,49 +137,78 @@ def _curve(
         for point in points
     ]
     values = sorted({point.value for point in points})
-    scale = altair.Scale(type="log" if axis.is_log else "linear", zero=False, nice=False, padding=10)
+    scale = altair.Scale(
+        type="log" if axis.is_log else "linear", zero=False, nice=False, padding=10
+    )
     margin = max(0.5, 0.05 * (ends[1] - ends[0]))
     heights = altair.Scale(domain=[ends[0] - margin, ends[1] + margin], nice=True)
     legend = altair.Legend(**{**charts._LEGEND, "columns": 3})  # of the same room
     color = altair.Color("line:N").scale(domain=names, range=charts.COLORS).legend(legend)
     dash = altair.StrokeDash("line:N").scale(domain=names, range=charts.DASHES).legend(legend)
     base = altair.Chart(altair.InlineData(values=rows), width=230, height=200).encode(
-        x=altair.X("value:Q", scale=scale).title(list(axis.title)).axis(values=values, labelOverlap=True),
+        x=altair.X("value:Q", scale=scale)
+        .title(list(axis.title))
+        .axis(values=values, labelOverlap=True),
         y=altair.Y("mean:Q", scale=heights).title(title or None),
     )
     line = base.mark_line(point=altair.OverlayMarkDef(size=30)).encode(color=color, strokeDash=dash)
-    bars = base.mark_rule().encode(y=altair.Y("low:Q").title(title or None), y2="high:Q", color=color)
-    rings = base.transform_filter("datum.chosen").mark_point(size=160, strokeWidth=2, filled=False).encode(color=color)
+    bars = base.mark_rule().encode(
+        y=altair.Y("low:Q").title(title or None), y2="high:Q", color=color
+    )
+    rings = (
+        base.transform_filter("datum.chosen")
+        .mark_point(size=160, strokeWidth=2, filled=False)
+        .encode(color=color)
+    )
     return altair.layer(line, bars, rings)
 
 
 def _grid(
-    panels: Sequence[Panel], looks: Mapping[str, Look], title: str, ticks: Sequence[float], *, is_narrow: bool
+    panels: Sequence[Panel],
+    looks: Mapping[str, Look],
+    title: str,
+    ticks: Sequence[float],
+    *,
+    is_narrow: bool,
 ) -> altair.FacetChart:
     """Rows and columns of panels; where the window is narrow, what are rows elsewhere are columns."""
     across, down = ("row", "column") if is_narrow else ("column", "row")
     highest = max(share for panel in panels for shares in panel.shares.values() for share in shares)
     has_halves = any(half for panel in panels for _, half in panel.shares)
-    top = (1.3 if has_halves else 1.05) * max(highest, 1)  # above and below the halves are their names
+    top = (1.3 if has_halves else 1.05) * max(
+        highest, 1
+    )  # above and below the halves are their names
     heights = altair.Scale(domain=[-top if has_halves else 0, top])
-    legend = altair.Legend(**{**charts._LEGEND, "columns": 1 if is_narrow else 2, "symbolOpacity": 1})
+    legend = altair.Legend(
+        **{**charts._LEGEND, "columns": 1 if is_narrow else 2, "symbolOpacity": 1}
+    )
     names, (colors, dashes, fills) = list(looks), zip(*looks.values(), strict=True)
     # Labels stay below their grid lines at both ends, which vega would otherwise move into the panel.
     axis = altair.Axis(values=list(ticks), labelFlush=False, labelOverlap=False)
     minus = "replace(datum.label, '\u2212', '')"  # what hangs down is a share as well
     x = altair.X("x:Q", scale=altair.Scale(domain=[ticks[0], ticks[-1]]), axis=axis).title(title)
-    y = altair.Y("share:Q", stack=None, scale=heights).title("share (%)" if is_narrow else "share of its kind (%)")
+    y = altair.Y("share:Q", stack=None, scale=heights).title(
+        "share (%)" if is_narrow else "share of its kind (%)"
+    )
     y = y.axis(labelExpr=minus, tickCount=6 if has_halves else 4)
-    base = altair.Chart(width=135 if is_narrow else 195, height=150 if has_halves or is_narrow else 130)
+    base = altair.Chart(
+        width=135 if is_narrow else 195, height=150 if has_halves or is_narrow else 130
+    )
     area = (
         base.transform_filter("!datum.note")
         .mark_area(interpolate="step-after", line=True)
         .encode(
             x,
             y,
-            altair.Color("kind:N", scale=altair.Scale(domain=names, range=list(colors)), legend=legend),
-            altair.StrokeDash("kind:N", scale=altair.Scale(domain=names, range=list(dashes)), legend=legend),
-            altair.FillOpacity("kind:N", scale=altair.Scale(domain=names, range=list(fills)), legend=None),
+            altair.Color(
+                "kind:N", scale=altair.Scale(domain=names, range=list(colors)), legend=legend
+            ),
+            altair.StrokeDash(
+                "kind:N", scale=altair.Scale(domain=names, range=list(dashes)), legend=legend
+            ),
+            altair.FillOpacity(
+                "kind:N", scale=altair.Scale(domain=names, range=list(fills)), legend=None
+            ),
             altair.Detail("half:N"),
         )
     )
@@ -180,8 +217,13 @@ def _grid(
         .mark_text(align="left", dx=4, fontSize=11, fill="var(--quiet)")
         .encode(x, y, altair.Text("note:N"))
     )
-    rows = _steps(panels, ticks[0], ticks[-1]) + (_names_of_halves(panels, ticks[0], 0.9 * top) if has_halves else [])
-    order = {side: list(dict.fromkeys(getattr(panel, side) for panel in panels)) for side in ("row", "column")}
+    rows = _steps(panels, ticks[0], ticks[-1]) + (
+        _names_of_halves(panels, ticks[0], 0.9 * top) if has_halves else []
+    )
+    order = {
+        side: list(dict.fromkeys(getattr(panel, side) for panel in panels))
+        for side in ("row", "column")
+    }
     head = altair.Header(title=None, labelFontSize=12, labelLimit=0)
     lines = altair.Header(title=None, labelFontSize=11, labelLimit=0, labelExpr=_TWO_LINES)
     zero = base.mark_rule(stroke="var(--quiet)", strokeWidth=0.5).encode(y=altair.datum(0))
@@ -201,8 +243,14 @@ def _steps(panels: Sequence[Panel], lowest: float, highest: float) -> list[dict[
         for (kind, half), shares in panel.shares.items():
             place = {"row": panel.row, "column": panel.column, "kind": kind, "half": half}
             sign, width = -1 if half == WRONG_PAIRS else 1, (highest - lowest) / len(shares)
-            steps = [*shares, shares[-1]]  # a step is drawn from its left end, so the last one is said twice
-            rows += [{**place, "x": lowest + width * bin, "share": sign * share} for bin, share in enumerate(steps)]
+            steps = [
+                *shares,
+                shares[-1],
+            ]  # a step is drawn from its left end, so the last one is said twice
+            rows += [
+                {**place, "x": lowest + width * bin, "share": sign * share}
+                for bin, share in enumerate(steps)
+            ]
     return rows
 
 
@@ -221,7 +269,9 @@ def _drawing(wide: Any, narrow: Any, heading: Heading) -> Drawing:
     )
     title = altair.TitleParams(
         heading.title,
-        subtitle=[line for remark in heading.remarks for line in textwrap.wrap(remark, _LINE_LENGTH)],
+        subtitle=[
+            line for remark in heading.remarks for line in textwrap.wrap(remark, _LINE_LENGTH)
+        ],
         anchor="start",
         fontSize=16,
         color="var(--ink)",
@@ -232,8 +282,14 @@ def _drawing(wide: Any, narrow: Any, heading: Heading) -> Drawing:
         offset=14,
     )
     named = dict(re.findall(r"--([\w-]+): (#\w+);", _light_colors()))
-    svg = re.sub(r"var\(--([\w-]+)\)", lambda found: named[found[1]], str(charts._drawn(wide.properties(title=title))))
-    paper = Markup('<title>{}</title><rect width="100%" height="100%" fill="#fff"/>').format(heading.title)
+    svg = re.sub(
+        r"var\(--([\w-]+)\)",
+        lambda found: named[found[1]],
+        str(charts._drawn(wide.properties(title=title))),
+    )
+    paper = Markup('<title>{}</title><rect width="100%" height="100%" fill="#fff"/>').format(
+        heading.title
+    )
     svg = re.sub(r"<svg[^>]*>", lambda found: found[0] + str(paper), svg, count=1)
     return Drawing(html, svg, vl_convert.svg_to_png(svg, scale=2))
 

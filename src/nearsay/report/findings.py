@@ -8,11 +8,11 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from nearsay.auditing import Audit
-from nearsay.core import Files
-from nearsay.display import plain
+from nearsay.batch import Files
+from nearsay.label_issues import Audit
 from nearsay.report.comparison import Comparison
 from nearsay.report.pictures import Album
+from nearsay.training.display import plain
 
 UNNAMED = "no label"
 
@@ -57,7 +57,11 @@ class Findings:
 
     def is_wrong(self) -> Tensor | None:
         """(n,) whether a label is known to be wrong; None if the truth is unknown."""
-        return None if self.clean is None else (self.audit.given != self.clean) & (self.audit.given >= 0)
+        return (
+            None
+            if self.clean is None
+            else (self.audit.given != self.clean) & (self.audit.given >= 0)
+        )
 
     def kinds(self) -> dict[str, Tensor]:
         """(n,) masks of the two kinds of labels that are told apart: by the truth, or else by the audit."""
@@ -65,7 +69,10 @@ class Findings:
         wrong = self.is_wrong()
         if wrong is not None:
             return {"right label": is_labeled & ~wrong, "wrong label": wrong}
-        return {"other label": is_labeled & ~self.audit.is_issue, "suspicious label": self.audit.is_issue}
+        return {
+            "other label": is_labeled & ~self.audit.is_issue,
+            "suspicious label": self.audit.is_issue,
+        }
 
     def by_hand(self, index: int) -> str | None:
         """What was decided by hand, None if nothing was."""
@@ -79,9 +86,15 @@ def picture(findings: Findings, index: int, text: str, *, is_small: bool = False
     """The picture of an example, or nothing where there is none."""
     address = findings.album.address(index)
     if address is None:
-        return Markup("") if not findings.album.has_pictures else Markup('<span class="blank">no picture</span>')
+        return (
+            Markup("")
+            if not findings.album.has_pictures
+            else Markup('<span class="blank">no picture</span>')
+        )
     crisp = " crisp" if findings.album.is_tiny(index) else ""
-    return Markup('<img class="{}{}" src="{}" alt="{}">').format("small" if is_small else "large", crisp, address, text)
+    return Markup('<img class="{}{}" src="{}" alt="{}">').format(
+        "small" if is_small else "large", crisp, address, text
+    )
 
 
 def score_text(value: float) -> str:

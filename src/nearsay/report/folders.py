@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from nearsay.core import Labels, Predictions
-from nearsay.display import plain
+from nearsay.batch import Labels, Predictions
 from nearsay.metrics import aligned, confidence
 from nearsay.noise import Realized, describe, fingerprint
 from nearsay.sealed import load_sealed
+from nearsay.training.display import plain
 
 CURE = "train the run again, or leave it out"
 
@@ -38,7 +38,9 @@ class FinishedRun:
     labels: Labels  # of the n examples that were trained on
     trust: Tensor  # (n,) confidence in the given label, NaN where there is none
     noise: Realized
-    num_held_out: int = 0  # training examples kept for validation; 0 if the data brings its own, or none
+    num_held_out: int = (
+        0  # training examples kept for validation; 0 if the data brings its own, or none
+    )
     learned: str = ""  # the fingerprint of all labels, those that were held out too
 
     def number(self, *names: str) -> float | None:
@@ -69,7 +71,9 @@ class FinishedRun:
         """
         objective = self.settings.get("objective")
         kind = objective.get("kind") if isinstance(objective, dict) else None
-        return self.arguments.get("method") or {"NCR": "ncr"}.get(str(kind), str(kind or self.recipe))
+        return self.arguments.get("method") or {"NCR": "ncr"}.get(
+            str(kind), str(kind or self.recipe)
+        )
 
     def data(self) -> str:
         """The name of the data set."""
@@ -80,16 +84,30 @@ class FinishedRun:
 def read_run(path: Path) -> FinishedRun:
     """Read a finished run folder; ValueError names the file that is missing or odd."""
     if not path.is_dir():
-        raise ValueError(f"{path} is not a folder; give run folders, as `nearsay train` writes them")
+        raise ValueError(
+            f"{path} is not a folder; give run folders, as `nearsay train` writes them"
+        )
     result = _read_object(path / "result.json")
     if result.get("finished") is not True:
-        raise ValueError(f"{path / 'result.json'} is not of a finished run; train it to its end, or leave it out")
+        raise ValueError(
+            f"{path / 'result.json'} is not of a finished run; train it to its end, or leave it out"
+        )
     if not isinstance(result.get("seed"), int):
-        raise ValueError(f"{path / 'result.json'} has the seed {result.get('seed')!r}, no whole number; {CURE}")
+        raise ValueError(
+            f"{path / 'result.json'} has the seed {result.get('seed')!r}, no whole number; {CURE}"
+        )
     origin = _read_object(path / "experiment.json")
-    arguments, overrides, settings = (origin.get(name) for name in ("arguments", "overrides", "experiment"))
-    if not isinstance(arguments, dict) or not isinstance(overrides, list) or not isinstance(settings, dict):
-        raise ValueError(f"{path / 'experiment.json'} does not hold arguments, overrides and experiment; {CURE}")
+    arguments, overrides, settings = (
+        origin.get(name) for name in ("arguments", "overrides", "experiment")
+    )
+    if (
+        not isinstance(arguments, dict)
+        or not isinstance(overrides, list)
+        or not isinstance(settings, dict)
+    ):
+        raise ValueError(
+            f"{path / 'experiment.json'} does not hold arguments, overrides and experiment; {CURE}"
+        )
     labels, trust, num_held_out, learned = _read_trust(path)
     return FinishedRun(
         path=path,
@@ -129,7 +147,9 @@ def _read_log(path: Path) -> tuple[dict[str, float], ...]:
         entry = _parse(line, path, f"line {number} of ")
         if not isinstance(entry, dict) or _finite(entry.get("epoch")) is None:
             raise ValueError(f"line {number} of {path} says of no epoch what it is; {CURE}")
-        entries.append({key: finite for key, value in entry.items() if (finite := _finite(value)) is not None})
+        entries.append(
+            {key: finite for key, value in entry.items() if (finite := _finite(value)) is not None}
+        )
     if not entries:
         raise ValueError(f"{path} has no line; {CURE}")
     return tuple(sorted(entries, key=lambda entry: entry["epoch"]))
@@ -179,14 +199,18 @@ def _read_trust(path: Path) -> tuple[Labels, Tensor, int, str]:
     labels, train, num_held_out = _read_labels(path / "labels.npz")
     file = path / "predictions" / "train.safetensors"
     try:
-        tensors = load_sealed(file, ("logits", "indices"))  # features may be large and are not needed
+        tensors = load_sealed(
+            file, ("logits", "indices")
+        )  # features may be large and are not needed
         logits, indices = tensors["logits"], tensors["indices"]
         is_trained = torch.isin(indices, train)
         order = indices[is_trained].argsort()
         logits, indices = logits[is_trained][order], indices[is_trained][order]
         seen = aligned(labels, Predictions(logits, logits, indices))
         if len(labels.classes) != logits.shape[1]:
-            raise ValueError(f"{logits.shape[1]} columns of logits for {len(labels.classes)} classes")
+            raise ValueError(
+                f"{logits.shape[1]} columns of logits for {len(labels.classes)} classes"
+            )
         return seen, confidence(logits, seen.given), num_held_out, fingerprint(labels)
     except FileNotFoundError:
         raise ValueError(f"{file} is missing; train the run to its end, or leave it out") from None
@@ -198,7 +222,10 @@ def _read_labels(path: Path) -> tuple[Labels, Tensor, int]:
     """All labels, the numbers of the examples that were trained on, and how many were held out."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            given, clean = (torch.from_numpy(arrays[name]) if name in arrays else None for name in ("given", "clean"))
+            given, clean = (
+                torch.from_numpy(arrays[name]) if name in arrays else None
+                for name in ("given", "clean")
+            )
             classes = tuple(plain(str(name)) for name in arrays["classes"].reshape(-1))
             train = torch.from_numpy(arrays["train"]) if "train" in arrays else None
             num_held_out = arrays["validation"].size if "validation" in arrays else 0
@@ -209,5 +236,7 @@ def _read_labels(path: Path) -> tuple[Labels, Tensor, int]:
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; train the run to its end, or leave it out") from None
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        reason = "it is damaged" if "unsafely" in str(error) else error  # which is no advice to give
+        reason = (
+            "it is damaged" if "unsafely" in str(error) else error
+        )  # which is no advice to give
         raise ValueError(f"{path} cannot be used ({reason}); {CURE}") from error

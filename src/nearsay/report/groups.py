@@ -44,7 +44,10 @@ class Group:
 
     def numbers(self, *names: str) -> list[float]:
         """A number of the result for each seed that has it: of runs that are the same again, their mean."""
-        found = [[number for run in runs if (number := run.number(*names)) is not None] for runs in self.by_seed()]
+        found = [
+            [number for run in runs if (number := run.number(*names)) is not None]
+            for runs in self.by_seed()
+        ]
         return [math.fsum(each) / len(each) for each in found if each]
 
     def spread(self, *names: str) -> Spread | None:
@@ -63,7 +66,9 @@ def spread(numbers: Iterable[float]) -> Spread | None:
         return None
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
-    return Spread(mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, len(values))
+    return Spread(
+        mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, len(values)
+    )
 
 
 def single(run: FinishedRun, *names: str) -> Spread | None:
@@ -90,7 +95,11 @@ def _identity(run: FinishedRun) -> str:
     A seed inside the tree, such as that of the noise, mostly follows the seed of the run; where somebody chose it, an
     argument or override says so.
     """
-    chosen = [each for each in (*_pairs(run), *run.overrides) if _key(each).endswith("seed") and _key(each) != "seed"]
+    chosen = [
+        each
+        for each in (*_pairs(run), *run.overrides)
+        if _key(each).endswith("seed") and _key(each) != "seed"
+    ]
     return json.dumps([run.recipe, _settings(run, "seed"), sorted(chosen)])
 
 
@@ -113,7 +122,9 @@ def _names(firsts: Sequence[FinishedRun]) -> list[str]:
         return [firsts[0].method()]
     names = [" ".join(parts) for parts in _told_apart([_choices(run) for run in firsts])]
     names = [name or run.method() for name, run in zip(names, firsts, strict=True)]
-    fields = _told_apart([dict(_leaves(_without(run.settings, "machine", "seed"))) for run in firsts])
+    fields = _told_apart(
+        [dict(_leaves(_without(run.settings, "machine", "seed"))) for run in firsts]
+    )
     names = [
         " ".join([name, *parts[:3]]) if count > 1 else name
         for name, count, parts in zip(names, _counts(names), fields, strict=True)
@@ -136,13 +147,21 @@ def _told_apart(choices: Sequence[dict[str, str]]) -> list[list[str]]:
     differing = [key for key in keys if len({each.get(key) for each in choices}) > 1]
     differing.sort(key=lambda key: {"recipe": 0, "method": 1}.get(key, 2))
     return [
-        [each[key] if key in ("recipe", "method") else f"{key}={each[key]}" for key in differing if key in each]
+        [
+            each[key] if key in ("recipe", "method") else f"{key}={each[key]}"
+            for key in differing
+            if key in each
+        ]
         for each in choices
     ]
 
 
 def _choices(run: FinishedRun) -> dict[str, str]:
-    overrides = {_key(each): each.partition("=")[2] for each in run.overrides if not _key(each).startswith("machine.")}
+    overrides = {
+        _key(each): each.partition("=")[2]
+        for each in run.overrides
+        if not _key(each).startswith("machine.")
+    }
     chosen = {**run.arguments, **overrides, "recipe": run.recipe, "method": run.method()}
     return {key: value for key, value in chosen.items() if key != "seed"}
 

@@ -28,19 +28,27 @@ def strong(text: str) -> Markup:
     return Markup("<strong>{}</strong>").format(text)
 
 
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, num_names: int = 1) -> Markup:
+def table(
+    caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, num_names: int = 1
+) -> Markup:
     """A table that scrolls by itself on a narrow window; the first `num_names` columns are text, the others numbers."""
 
     def cell(column: int, text: str) -> Markup:
         if column == 0:
             return Markup('<th scope="row">{}</th>').format(text)
-        return Markup("<td>{}</td>" if column < num_names else '<td class="number">{}</td>').format(text)
+        return Markup("<td>{}</td>" if column < num_names else '<td class="number">{}</td>').format(
+            text
+        )
 
     def head(column: int, text: str) -> Markup:
-        return Markup('<th scope="col"{}>{}</th>').format(Markup("" if column < num_names else ' class="number"'), text)
+        return Markup('<th scope="col"{}>{}</th>').format(
+            Markup("" if column < num_names else ' class="number"'), text
+        )
 
     def line(row: Sequence[str]) -> Markup:
-        return Markup("<tr>{}</tr>").format(joined(cell(column, text) for column, text in enumerate(row)))
+        return Markup("<tr>{}</tr>").format(
+            joined(cell(column, text) for column, text in enumerate(row))
+        )
 
     body = Markup("<thead><tr>{}</tr></thead><tbody>{}</tbody>").format(
         joined(head(column, text) for column, text in enumerate(header)), joined(map(line, rows))

@@ -7,11 +7,11 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from nearsay.display import counted
 from nearsay.report import charts
 from nearsay.report.comparison import source
 from nearsay.report.findings import Findings, known, percent_text
 from nearsay.report.markup import Section, figure, joined, panels, paragraph, strong, table, terms
+from nearsay.training.display import counted
 
 _CONFUSED = "Which labels are confused"
 NUM_BINS = 20
@@ -33,20 +33,31 @@ def overview(findings: Findings) -> Section:
     reviews = summary["review_for_recall"]
     unreadable = f", {summary['num_unreadable']:,} unreadable" if summary["num_unreadable"] else ""
     tiles = [
-        ("labels", f"{num_labeled:,}", f"of {counted(summary['num_examples'], 'example')}{unreadable}"),
+        (
+            "labels",
+            f"{num_labeled:,}",
+            f"of {counted(summary['num_examples'], 'example')}{unreadable}",
+        ),
         ("seem wrong", f"{num_issues:,}", "another label is likelier"),
         ("estimated to be wrong", percent_text(rate["estimate"]), span),
         ("to review", f"{reviews['0.9']:,}", "to find about 90 % of the wrong ones"),
     ]
-    boxes = joined(Markup("<li><b>{}</b>{} <span>{}</span></li>").format(n, name, text) for name, n, text in tiles)
+    boxes = joined(
+        Markup("<li><b>{}</b>{} <span>{}</span></li>").format(n, name, text)
+        for name, n, text in tiles
+    )
     parts = [Markup('<ul class="tiles">{}</ul>').format(boxes), _in_words(findings)]
     if doubt := summary["doubt"]:
         parts.append(paragraph(strong("Beware: "), f"{doubt}."))
     if findings.problem:
         parts.append(paragraph("Decisions by hand could not be read: ", strong(findings.problem)))
     elif findings.corrections:
-        parts.append(paragraph(f"{counted(len(findings.corrections), 'label')} decided by hand so far."))
-    if num_issues or findings.corrections:  # else there is nothing to look at, and nothing that clean would change
+        parts.append(
+            paragraph(f"{counted(len(findings.corrections), 'label')} decided by hand so far.")
+        )
+    if (
+        num_issues or findings.corrections
+    ):  # else there is nothing to look at, and nothing that clean would change
         parts.append(_next_steps(findings))
     return Section("In short", joined(parts))
 
@@ -66,7 +77,10 @@ def curves(findings: Findings) -> Section | None:
         "How often the network is right, as it learns. Where labels are wrong, agreeing less with the training labels "
         f"than with a clean test set is a good sign. {source(findings.comparison.groups)}"
     )
-    return Section("Accuracy during training", figure(drawing, caption, label="Line chart: accuracy over epochs"))
+    return Section(
+        "Accuracy during training",
+        figure(drawing, caption, label="Line chart: accuracy over epochs"),
+    )
 
 
 def histograms(findings: Findings) -> Section:
@@ -82,7 +96,11 @@ def histograms(findings: Findings) -> Section:
         total = near.sum(dim=1)
         share = ((near * is_same).sum(dim=1) / total.clamp(min=1e-12)).where(total > 0, torch.nan)
         judged += [
-            ("Similarity to the neighbors", f"mean cosine to the {near.shape[1]} nearest, × 100", near.mean(dim=1)),
+            (
+                "Similarity to the neighbors",
+                f"mean cosine to the {near.shape[1]} nearest, × 100",
+                near.mean(dim=1),
+            ),
             ("Agreement of the neighbors", "nearest with the same label, by similarity (%)", share),
         ]
     kinds = findings.kinds()
@@ -98,7 +116,11 @@ def histograms(findings: Findings) -> Section:
             caption = " and ".join(counted(len(kept), kind) for kind, kept in groups.items()) + "."
             drawing = charts.histogram(drawn, highest=highest, title=title)
             figures.append(figure(drawing, caption, label=f"Histogram: {heading}", heading=heading))
-    known_by = "by what is known to be true" if findings.clean is not None else "by what the audit says of them"
+    known_by = (
+        "by what is known to be true"
+        if findings.clean is not None
+        else "by what the audit says of them"
+    )
     text = paragraph(
         f"The labels of all examples, told apart {known_by}.",
         "The further apart the two shapes are, the more easily wrong labels can be found.",
@@ -122,14 +144,26 @@ def matrix(findings: Findings) -> Section | None:
         drawn = figure(drawing, caption, label="Heat map: given label by likely class")
         return Section(_CONFUSED, joined([paragraph(text), panels([drawn, _pairs(findings)])]))
     off = (100 * found).fill_diagonal_(0).flatten()
-    largest = [cell for cell in off.argsort(descending=True, stable=True)[:MOST_CELLS].tolist() if off[cell] > 0]
+    largest = [
+        cell
+        for cell in off.argsort(descending=True, stable=True)[:MOST_CELLS].tolist()
+        if off[cell] > 0
+    ]
     shares = off[largest].tolist()
     rows = [
-        [classes[cell // len(classes)], classes[cell % len(classes)], f"{share:.1f}", _bar(share / shares[0])]
+        [
+            classes[cell // len(classes)],
+            classes[cell % len(classes)],
+            f"{share:.1f}",
+            _bar(share / shares[0]),
+        ]
         for cell, share in zip(largest, shares, strict=True)
     ]
     if not rows:
-        return Section(_CONFUSED, paragraph("None: no example seems to be of another class than its label says."))
+        return Section(
+            _CONFUSED,
+            paragraph("None: no example seems to be of another class than its label says."),
+        )
     first = "The largest" if len(rows) == 1 else f"The {len(rows)} largest"
     caption = f"{first} of {len(classes) ** 2 - len(classes):,} ways to be wrong."
     header = ("seems to be", "is labeled", "share of the class (%)", "")
@@ -148,7 +182,9 @@ def _pairs(findings: Findings) -> Markup:
     rows = [(given, suggested, f"{num:,}") for given, suggested, num in _confused(findings)]
     if not rows:
         return Markup("")
-    return table("Most often confused.", ("is labeled", "seems to be", "examples"), rows, num_names=2)
+    return table(
+        "Most often confused.", ("is labeled", "seems to be", "examples"), rows, num_names=2
+    )
 
 
 def _in_words(findings: Findings) -> Markup:
@@ -165,9 +201,15 @@ def _in_words(findings: Findings) -> Markup:
             )
             for given, suggested, num in _confused(findings)[:3]
         ]
-        sentences = [Markup("Most often confused: {}.").format(joined(pairs, "; "))] if pairs else []
-        counts = ", ".join(f"{num:,} to find {percent_text(float(recall), 0)}" for recall, num in reviews.items())
-        sentences.append(f"To review, the most suspicious first: about {counts} of all wrong labels.")
+        sentences = (
+            [Markup("Most often confused: {}.").format(joined(pairs, "; "))] if pairs else []
+        )
+        counts = ", ".join(
+            f"{num:,} to find {percent_text(float(recall), 0)}" for recall, num in reviews.items()
+        )
+        sentences.append(
+            f"To review, the most suspicious first: about {counts} of all wrong labels."
+        )
     wrong = findings.is_wrong()
     if wrong is not None and summary["detection"]:
         auroc = summary["detection"]["score"]["auroc"]
@@ -185,7 +227,10 @@ def _next_steps(findings: Findings) -> Markup:
     name = shlex.quote(findings.name)
     steps = [
         (f"nearsay review {name}", "go through the suspicious labels and decide, by keyboard"),
-        (f"nearsay clean {name}", "write labels without the wrong ones; nothing of yours is changed"),
+        (
+            f"nearsay clean {name}",
+            "write labels without the wrong ones; nothing of yours is changed",
+        ),
         (f"nearsay train … --set relabeled={name}/cleaned.npz", "train again on them"),
     ]
     code = Markup("<code>{}</code>")

@@ -9,10 +9,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nearsay import __version__
-from nearsay.display import plain
 from nearsay.report.comparison import compare
 from nearsay.report.markup import Section
 from nearsay.report.sections import SECTIONS
+from nearsay.training.display import plain
 
 
 def render(runs: Sequence[Path], *, title: str, split: str | None = None) -> str:
@@ -22,10 +22,15 @@ def render(runs: Sequence[Path], *, title: str, split: str | None = None) -> str
     return fill(title, sections, source="the folders of finished runs")
 
 
-def fill(title: str, sections: Sequence[Section], *, source: str, style: str = "", script: str = "") -> str:
+def fill(
+    title: str, sections: Sequence[Section], *, source: str, style: str = "", script: str = ""
+) -> str:
     """The template with these parts; of scripts only `script` runs, as its hash is all that the page allows."""
     environment = Environment(
-        loader=PackageLoader("nearsay.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("nearsay.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(

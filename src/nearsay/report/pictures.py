@@ -12,8 +12,9 @@ from typing import NamedTuple
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from nearsay.core import Files, are_pictures
-from nearsay.datasets.images import ImageError, decode
+from nearsay.batch import Files, are_pictures
+from nearsay.data.images import decode
+from nearsay.errors import ImageError
 
 SIDE = 96  # pixels of a picture, at most
 _TILE = 48  # of one in a sheet, at most

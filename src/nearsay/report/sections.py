@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from markupsafe import Markup
 
-from nearsay.display import counted
 from nearsay.report import charts
 from nearsay.report.comparison import Comparison, distinct, run_names, source, split_text
 from nearsay.report.folders import FinishedRun
 from nearsay.report.groups import Group, Spread, single
 from nearsay.report.markup import Section, figure, joined, panels, paragraph, table, terms
 from nearsay.report.summary import summary
+from nearsay.training.display import counted
 
 NUM_BINS = 20
 MOST_CLASSES = 20  # of a heat map that can still be read
@@ -51,11 +51,20 @@ def results(comparison: Comparison) -> Section:
     ]
     header, names = [column.heading for column in columns], run_names(comparison)
     by_group = [
-        [group.name, str(group.num_seeds), *(column.text(group.spread(*column.path)) for column in columns)]
+        [
+            group.name,
+            str(group.num_seeds),
+            *(column.text(group.spread(*column.path)) for column in columns),
+        ]
         for group in groups
     ]
     by_run = [
-        [names[run.path], group.name, str(run.seed), *(column.text(single(run, *column.path)) for column in columns)]
+        [
+            names[run.path],
+            group.name,
+            str(run.seed),
+            *(column.text(single(run, *column.path)) for column in columns),
+        ]
         for group in groups
         for run in group.runs
     ]
@@ -85,25 +94,35 @@ def curves(comparison: Comparison) -> Section | None:
     key = f"{split}_accuracy"
     lines: list[charts.Line] = []
     for group in groups:
-        seeds = [[points for run in runs if (points := _points(run, key))] for runs in group.by_seed()]
+        seeds = [
+            [points for run in runs if (points := _points(run, key))] for runs in group.by_seed()
+        ]
         seeds = [each for each in seeds if each]
         runs = [points for each in seeds for points in each]
         if len(runs) > 1:
             lines += [charts.Line(group.name, False, sorted(points.items())) for points in runs]
         shared = sorted(set.intersection(*map(set, runs))) if runs else []
-        means = [(epoch, fmean(fmean(points[epoch] for points in each) for each in seeds)) for epoch in shared]
+        means = [
+            (epoch, fmean(fmean(points[epoch] for points in each) for each in seeds))
+            for epoch in shared
+        ]
         if means:
             lines.append(charts.Line(group.name, True, means))
     if not lines:
         return None
     lines.sort(key=lambda line: line.is_mean)  # means are drawn above the runs
     in_order = [group.name for group in groups if any(line.name == group.name for line in lines)]
-    drawing = charts.curves(lines, names=in_order, title=f"accuracy on the {(split or '').replace('_', ' ')} set (%)")
+    drawing = charts.curves(
+        lines, names=in_order, title=f"accuracy on the {(split or '').replace('_', ' ')} set (%)"
+    )
     caption = (
         f"Accuracy on the {split_text(comparison)}. A thick line is the mean of a group, a thin line one run. "
         f"{source(groups)}"
     )
-    return Section("Accuracy during training", figure(drawing, caption, label="Line chart: accuracy over epochs"))
+    return Section(
+        "Accuracy during training",
+        figure(drawing, caption, label="Line chart: accuracy over epochs"),
+    )
 
 
 def _points(run: FinishedRun, key: str) -> dict[float, float]:
@@ -145,7 +164,11 @@ def labels(comparison: Comparison) -> Section | None:
         return None
     figures = [_heat_map(draws, groups, are_all=len(shown) == 1) for draws, groups in shown.items()]
     text = "Each row is a true class and adds up to 100 %; the diagonal holds the labels that are right."
-    same = "All methods were trained on the same labels." if len(shown) == 1 and len(comparison.groups) > 1 else ""
+    same = (
+        "All methods were trained on the same labels."
+        if len(shown) == 1 and len(comparison.groups) > 1
+        else ""
+    )
     return Section("The labels", joined([paragraph(text, same), panels(figures)]))
 
 
@@ -159,14 +182,21 @@ def experiment(comparison: Comparison) -> Section:
         command = shlex.join(["nearsay", "train", run.recipe, *pairs, *sets])
         rows: list[tuple[str, str]] = [
             ("recipe", run.recipe),
-            ("arguments", ", ".join(pair for pair in pairs if not pair.startswith("seed=")) or "none"),
+            (
+                "arguments",
+                ", ".join(pair for pair in pairs if not pair.startswith("seed=")) or "none",
+            ),
             ("overrides", ", ".join(run.overrides) or "none"),
             ("seeds", distinct(str(run.seed) for run in group.runs)),
             ("to repeat the first run", Markup("<code>{}</code>").format(command)),
         ]
         tree = json.dumps(run.settings, indent=2, ensure_ascii=False)
-        details = Markup("<details><summary>every setting of its first run</summary><pre>{}</pre></details>")
-        parts.append(Markup("<h3>{}</h3>{}{}").format(group.name, terms(rows), details.format(tree)))
+        details = Markup(
+            "<details><summary>every setting of its first run</summary><pre>{}</pre></details>"
+        )
+        parts.append(
+            Markup("<h3>{}</h3>{}{}").format(group.name, terms(rows), details.format(tree))
+        )
     return Section("The experiment", joined(parts))
 
 
@@ -217,7 +247,11 @@ def _heat_map(draws: Sequence[str], groups: Sequence[Group], *, are_all: bool) -
     heading = "" if are_all else distinct(group.name for group in groups)
     size = f"{counted(int(counts.sum()), 'training label')} in {counted(len(draws), 'draw')} of the noise"
     num_outside = sum(runs[draw].noise.num_open_set for draw in draws)
-    outside = f", and {counted(num_outside, 'label')} of examples that belong to no class" if num_outside else ""
+    outside = (
+        f", and {counted(num_outside, 'label')} of examples that belong to no class"
+        if num_outside
+        else ""
+    )
     caption = f"{size}{outside}. {source(groups)}"
     classes = next(iter(runs.values())).labels.classes
     drawing = charts.heat_map(shares.tolist(), classes)
@@ -226,7 +260,11 @@ def _heat_map(draws: Sequence[str], groups: Sequence[Group], *, are_all: bool) -
 
 def _versions(run: FinishedRun) -> str:
     versions = run.result.get("versions")
-    return ", ".join(f"{key} {value}" for key, value in versions.items()) if isinstance(versions, dict) else NOTHING
+    return (
+        ", ".join(f"{key} {value}" for key, value in versions.items())
+        if isinstance(versions, dict)
+        else NOTHING
+    )
 
 
 SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (

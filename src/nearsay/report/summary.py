@@ -2,10 +2,10 @@
 
 from markupsafe import Markup
 
-from nearsay.display import counted
 from nearsay.report.comparison import Comparison, judges_differ, split_text
 from nearsay.report.groups import Group, Spread
 from nearsay.report.markup import Section, joined, paragraph, strong, terms
+from nearsay.training.display import counted
 
 METHODS = {  # for readers who do not know their names
     "standard": "plain training with cross-entropy, which believes every label",
@@ -26,7 +26,10 @@ def summary(comparison: Comparison) -> Section:
     pieces = [_accuracy(comparison, ranked), _wrong_labels(comparison, ranked)]
     words = list(dict.fromkeys(part for group in comparison.groups for part in _parts(group)))
     known = [(part, METHODS[part]) for part in words if part in METHODS]
-    return Section("In short", joined([*(paragraph(piece) for piece in pieces), *([terms(known)] if known else [])]))
+    return Section(
+        "In short",
+        joined([*(paragraph(piece) for piece in pieces), *([terms(known)] if known else [])]),
+    )
 
 
 def _accuracy(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Markup:
@@ -44,10 +47,17 @@ def _accuracy(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Mar
     second, after = ranked[1]
     if len(ranked) == 2:
         text = Markup("On the {}, {} ends at {} accuracy and {} at {} ({}). ").format(
-            place, strong(best.name), strong(percent(high)), strong(second.name), strong(percent(after)), runs
+            place,
+            strong(best.name),
+            strong(percent(high)),
+            strong(second.name),
+            strong(percent(after)),
+            runs,
         )
     else:
-        text = Markup("On the {}, {} ends highest at {} accuracy, {} follows at {}, and {} ends lowest at {} ({}). ")
+        text = Markup(
+            "On the {}, {} ends highest at {} accuracy, {} follows at {}, and {} ends lowest at {} ({}). "
+        )
         text = text.format(
             place,
             strong(best.name),
@@ -85,17 +95,29 @@ def _difference(comparison: Comparison, best: Group, second: Group) -> Markup:
 
 def _wrong_labels(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Markup:
     """What is predicted for training examples whose label is wrong."""
-    groups = list(dict.fromkeys(each for each, _ in (ranked[:1] + ranked[-1:]))) or list(comparison.groups[:2])
+    groups = list(dict.fromkeys(each for each, _ in (ranked[:1] + ranked[-1:]))) or list(
+        comparison.groups[:2]
+    )
     told = [
-        (group, group.spread("memorization", "memorized"), group.spread("memorization", "corrected"))
+        (
+            group,
+            group.spread("memorization", "memorized"),
+            group.spread("memorization", "corrected"),
+        )
         for group in groups
     ]
-    told_known = [(group.name, wrong, right) for group, wrong, right in told if wrong is not None and right is not None]
+    told_known = [
+        (group.name, wrong, right)
+        for group, wrong, right in told
+        if wrong is not None and right is not None
+    ]
     rates = [rate.mean for group in groups if (rate := group.spread("labels", "effective_rate"))]
     if rates and max(rates) == 0:
         return Markup("As far as is known, none of the training labels is wrong.")
     if not rates:
-        return Markup("Which training labels are wrong is not known here, so what became of them cannot be said.")
+        return Markup(
+            "Which training labels are wrong is not known here, so what became of them cannot be said."
+        )
     low, high = (f"{100 * rate:.0f}" for rate in (min(rates), max(rates)))
     share = f"{low} %" if low == high else f"{low} to {high} %"
     if not told_known:
@@ -109,7 +131,9 @@ def _wrong_labels(comparison: Comparison, ranked: list[tuple[Group, Spread]]) ->
         )
         for name, wrong, right in told_known
     ]
-    return Markup("Of the training labels, {} are wrong. After training, {}.").format(share, joined(pieces, "; "))
+    return Markup("Of the training labels, {} are wrong. After training, {}.").format(
+        share, joined(pieces, "; ")
+    )
 
 
 def percent(value: Spread) -> str:
@@ -119,15 +143,24 @@ def percent(value: Spread) -> str:
 
 def _ranked(comparison: Comparison) -> list[tuple[Group, Spread]]:
     """Groups by the mean of their final accuracy, the highest first."""
-    found = [(group, group.spread("accuracy", comparison.split or "", "final")) for group in comparison.groups]
-    return sorted([(group, each) for group, each in found if each is not None], key=lambda pair: -pair[1].mean)
+    found = [
+        (group, group.spread("accuracy", comparison.split or "", "final"))
+        for group in comparison.groups
+    ]
+    return sorted(
+        [(group, each) for group, each in found if each is not None], key=lambda pair: -pair[1].mean
+    )
 
 
 def _num_runs(spreads: list[Spread]) -> str:
     numbers = sorted({each.num for each in spreads})
     if len(spreads) == 1:
         return counted(numbers[0], "run")
-    return f"{counted(numbers[0], 'run')} each" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} runs each"
+    return (
+        f"{counted(numbers[0], 'run')} each"
+        if len(numbers) == 1
+        else f"{numbers[0]} to {numbers[-1]} runs each"
+    )
 
 
 def _parts(group: Group) -> list[str]:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from nearsay.core import Files
-from nearsay.datasets.images import why_unreadable
-from nearsay.display import counted, plain
+from nearsay.batch import Files
+from nearsay.data.images import why_unreadable
 from nearsay.report.findings import UNNAMED, Findings, percent_text, picture, score_text
 from nearsay.report.markup import Section, joined, paragraph, table
+from nearsay.training.display import counted, plain
 
 MOST_SUSPECTS = 100
 _NUM_NEIGHBORS = 5
@@ -31,8 +31,13 @@ def gallery(findings: Findings) -> Section:
         "Those that carry the suggested label have a solid frame, those that carry the given one a dashed one.",
         "" if are_all else "The other suspicious labels are in audit.csv of the run.",
     )
-    cards = joined(_card(findings, position, number) for number, position in enumerate(shown, start=1))
-    return Section("The most suspicious labels", joined([text, Markup('<ol class="cards">{}</ol>').format(cards)]))
+    cards = joined(
+        _card(findings, position, number) for number, position in enumerate(shown, start=1)
+    )
+    return Section(
+        "The most suspicious labels",
+        joined([text, Markup('<ol class="cards">{}</ol>').format(cards)]),
+    )
 
 
 def duplicates(findings: Findings) -> Section | None:
@@ -48,10 +53,14 @@ def duplicates(findings: Findings) -> Section | None:
     text = paragraph(
         f"{counted(len(ranked), 'group')} of examples that are nearly the same; in {num_mixed:,} of them the labels "
         "differ.",
-        f"The first {_MOST_GROUPS} are shown, those that differ first." if len(ranked) > _MOST_GROUPS else "",
+        f"The first {_MOST_GROUPS} are shown, those that differ first."
+        if len(ranked) > _MOST_GROUPS
+        else "",
     )
     rows = joined(_group(findings, group) for group in ranked[:_MOST_GROUPS])
-    return Section("Near-duplicates", joined([text, Markup('<ul class="groups">{}</ul>').format(rows)]))
+    return Section(
+        "Near-duplicates", joined([text, Markup('<ul class="groups">{}</ul>').format(rows)])
+    )
 
 
 def outsiders(findings: Findings) -> Section | None:
@@ -66,9 +75,12 @@ def outsiders(findings: Findings) -> Section | None:
     )
     given = findings.audit.given.tolist()
     items = joined(
-        _example(findings, position, given[position], score_text(scores[position].item())) for position in order
+        _example(findings, position, given[position], score_text(scores[position].item()))
+        for position in order
     )
-    return Section("Least like the others", joined([text, Markup('<ul class="row">{}</ul>').format(items)]))
+    return Section(
+        "Least like the others", joined([text, Markup('<ul class="row">{}</ul>').format(items)])
+    )
 
 
 def unreadable(findings: Findings) -> Section | None:
@@ -80,10 +92,15 @@ def unreadable(findings: Findings) -> Section | None:
         (f"{index}", findings.file(index) or "–", plain(label) or UNNAMED, _reason(findings, index))
         for index, label in shown
     ]
-    caption = f"Could not be read, and so not judged: {counted(len(findings.unreadable), 'example')}."
+    caption = (
+        f"Could not be read, and so not judged: {counted(len(findings.unreadable), 'example')}."
+    )
     if len(shown) < len(findings.unreadable):
         caption += f" The first {len(shown)}."
-    return Section("Unreadable files", table(caption, ("number", "file", "given label", "why"), rows, num_names=4))
+    return Section(
+        "Unreadable files",
+        table(caption, ("number", "file", "given label", "why"), rows, num_names=4),
+    )
 
 
 def _card(findings: Findings, position: int, number: int) -> Markup:
@@ -93,14 +110,20 @@ def _card(findings: Findings, position: int, number: int) -> Markup:
     details = [Markup('<dt>given</dt><dd class="given">{}</dd>').format(findings.label(given))]
     if suggested >= 0:
         name = findings.label(suggested)
-        details.append(Markup('<dt>seems</dt><dd class="seems">{} <span>{}</span></dd>').format(name, probability))
+        details.append(
+            Markup('<dt>seems</dt><dd class="seems">{} <span>{}</span></dd>').format(
+                name, probability
+            )
+        )
     if findings.clean is not None:
         truth = int(findings.clean[position])
         name = findings.label(truth) if truth >= 0 else "none of the classes"
         details.append(Markup("<dt>truth</dt><dd>{}</dd>").format(name))
     if (decided := findings.by_hand(index)) is not None:
         details.append(Markup('<dt>by hand</dt><dd class="seems">{}</dd>').format(decided))
-    details.append(Markup("<dt>score</dt><dd>{}</dd>").format(score_text(audit.scores[position].item())))
+    details.append(
+        Markup("<dt>score</dt><dd>{}</dd>").format(score_text(audit.scores[position].item()))
+    )
     return Markup(
         '<li class="card"><div class="who">{}<dl>{}</dl></div>{}<p class="name">{}. example {}{}</p></li>'
     ).format(
@@ -118,7 +141,9 @@ def _neighbors(findings: Findings, position: int, given: int, suggested: int) ->
     if evidence is None:
         return Markup("")
     items = []
-    near = zip(evidence.positions[position].tolist(), evidence.similarities[position].tolist(), strict=True)
+    near = zip(
+        evidence.positions[position].tolist(), evidence.similarities[position].tolist(), strict=True
+    )
     for other, similarity in list(near)[:_NUM_NEIGHBORS]:
         if similarity <= 0:
             continue
@@ -127,7 +152,11 @@ def _neighbors(findings: Findings, position: int, given: int, suggested: int) ->
         kind = "for" if label == suggested else "against" if label == given else ""
         items.append(
             Markup('<li class="{}">{}<b title="{}">{}</b><span>{:.0f}</span></li>').format(
-                kind, picture(findings, index, f"neighbor {index}", is_small=True), name, name, 100 * similarity
+                kind,
+                picture(findings, index, f"neighbor {index}", is_small=True),
+                name,
+                name,
+                100 * similarity,
             )
         )
     return Markup('<ul class="near" aria-label="nearest examples">{}</ul>').format(joined(items))
@@ -140,7 +169,9 @@ def _differ(findings: Findings, group: Sequence[int]) -> bool:
 
 def _group(findings: Findings, group: Sequence[int]) -> Markup:
     given = findings.audit.given.tolist()
-    items = [_example(findings, position, given[position], "") for position in group[:_MOST_MEMBERS]]
+    items = [
+        _example(findings, position, given[position], "") for position in group[:_MOST_MEMBERS]
+    ]
     if len(group) > _MOST_MEMBERS:
         items.append(Markup("<li>and {} more</li>").format(len(group) - _MOST_MEMBERS))
     found = {given[position] for position in group}
@@ -156,8 +187,15 @@ def _group(findings: Findings, group: Sequence[int]) -> Markup:
 def _example(findings: Findings, position: int, label: int, text: str) -> Markup:
     index, name = int(findings.indices[position]), findings.label(label)
     file = findings.file(index) or f"#{index}"
-    return Markup('<li>{}<b title="{}">{}</b><span>{}</span><span class="name" title="{}">{}</span></li>').format(
-        picture(findings, index, f"example {index}"), name, name, text, file, file.rpartition("/")[2] or file
+    return Markup(
+        '<li>{}<b title="{}">{}</b><span>{}</span><span class="name" title="{}">{}</span></li>'
+    ).format(
+        picture(findings, index, f"example {index}"),
+        name,
+        name,
+        text,
+        file,
+        file.rpartition("/")[2] or file,
     )
 
 
@@ -165,4 +203,7 @@ def _reason(findings: Findings, index: int) -> str:
     """Why a file cannot be read, asked of the file itself."""
     if not isinstance(findings.inputs, Files):
         return "not known any more"
-    return plain(why_unreadable(findings.inputs, index)) or "can be read now; train again to have it judged"
+    return (
+        plain(why_unreadable(findings.inputs, index))
+        or "can be read now; train again to have it judged"
+    )

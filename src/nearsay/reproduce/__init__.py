@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from nearsay.config import ConfigError
 
 if TYPE_CHECKING:
-    from nearsay.display import Display
     from nearsay.reproduce.running import Reproduced
+    from nearsay.training.display import Display
 
 NAMES = ("baselines", "realistic", "cifar", "batch-size", "ablation", "confidence", "similarity")
 """What can be reproduced: four tables, then three figures."""
@@ -48,12 +48,25 @@ def reproduce(
         RunError: if `out` cannot be written, before anything is trained.
     """
     if name not in NAMES:
-        raise ConfigError(f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}")
-    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
-        raise ValueError(f"trials={trials!r} must be a whole number from 1, or None for as many as the paper had")
+        raise ConfigError(
+            f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}"
+        )
+    if trials is not None and (
+        isinstance(trials, bool) or not isinstance(trials, int) or trials < 1
+    ):
+        raise ValueError(
+            f"trials={trials!r} must be a whole number from 1, or None for as many as the paper had"
+        )
     from nearsay.reproduce import running  # noqa: PLC0415  # brings torch, which a list of names shall not
 
     place: Path | Literal["toy"] = "toy" if data == "toy" else Path(data).expanduser()
     return running.reproduce(
-        name, data=place, trials=trials, out=out, only=only, dry_run=dry_run, display=display, tell=tell
+        name,
+        data=place,
+        trials=trials,
+        out=out,
+        only=only,
+        dry_run=dry_run,
+        display=display,
+        tell=tell,
     )

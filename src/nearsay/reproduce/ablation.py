@@ -20,7 +20,9 @@ EPOCHS = 250  # of the paper on CIFAR
 BATCH = 256
 TRIALS = 1  # the paper does not say
 TITLE = "Ablation of alpha, k and e on CIFAR-10"
-NUM_POINTS = len(ALPHAS) + len(NEIGHBORS) + len(STARTS) - 2  # of a noise rate; two are also of the stage before
+NUM_POINTS = (
+    len(ALPHAS) + len(NEIGHBORS) + len(STARTS) - 2
+)  # of a noise rate; two are also of the stage before
 
 Stage = Literal["alpha", "k", "e"]
 STAGES: tuple[Stage, ...] = ("alpha", "k", "e")
@@ -45,14 +47,20 @@ class Point(NamedTuple):
 
 
 def plan(
-    data: Data, trials: int, validation: Callable[[Cell], float | None], is_settled: Callable[[Cell], bool]
+    data: Data,
+    trials: int,
+    validation: Callable[[Cell], float | None],
+    is_settled: Callable[[Cell], bool],
 ) -> list[Cell]:
     """The runs of all stages that can be named."""
     return [cell for point in points(data, trials, validation, is_settled) for cell in point.cells]
 
 
 def points(
-    data: Data, trials: int, validation: Callable[[Cell], float | None], is_settled: Callable[[Cell], bool]
+    data: Data,
+    trials: int,
+    validation: Callable[[Cell], float | None],
+    is_settled: Callable[[Cell], bool],
 ) -> list[Point]:
     """The points of all stages that can be named."""
     found: list[Point] = []
@@ -60,12 +68,17 @@ def points(
         choice = Choice()
         for stage in STAGES:
             words = _words(stage, data)
-            options = [_cells(data, rate, stage, choice._replace(**{stage: word}), trials) for word in words]
+            options = [
+                _cells(data, rate, stage, choice._replace(**{stage: word}), trials)
+                for word in words
+            ]
             best = None
             if all(is_settled(cell) for cells in options for cell in cells):
                 best = _best(options, validation)
             for number, cells in enumerate(options):
-                found.append(Point(stage, rate, _values(stage, data)[number], cells, number == best))
+                found.append(
+                    Point(stage, rate, _values(stage, data)[number], cells, number == best)
+                )
             if best is None:
                 break
             choice = choice._replace(**{stage: words[best]})
@@ -87,11 +100,19 @@ def _best(options: list[list[Cell]], validation: Callable[[Cell], float | None])
 
 
 def _cells(data: Data, rate: float, stage: Stage, choice: Choice, trials: int) -> list[Cell]:
-    chosen = (f"objective.alpha={choice.alpha}", f"objective.k={choice.k}", f"objective.start_epoch={choice.e}")
+    chosen = (
+        f"objective.alpha={choice.alpha}",
+        f"objective.k={choice.k}",
+        f"objective.start_epoch={choice.e}",
+    )
     if data == "toy":
-        setting = Setting("toy", (f"noise={rate}", f"epochs={TOY_EPOCHS}"), ("held_out=400", *_CLEAN, *chosen))
+        setting = Setting(
+            "toy", (f"noise={rate}", f"epochs={TOY_EPOCHS}"), ("held_out=400", *_CLEAN, *chosen)
+        )
     else:
-        setting = Setting("cifar10", (f"noise={rate}", "protocol=paper"), ("held_out=5000", *_CLEAN, *chosen))
+        setting = Setting(
+            "cifar10", (f"noise={rate}", "protocol=paper"), ("held_out=5000", *_CLEAN, *chosen)
+        )
     column = f"{stage}={getattr(choice, stage)}"
     return make_cells(f"{100 * rate:.0f} % noise", column, setting, "ncr", trials)
 

@@ -10,7 +10,12 @@ Data = Path | Literal["toy"]
 TOY_EPOCHS, DIGITS_EPOCHS = 5, 2  # of stand-ins: seconds, and enough to tell that all goes together
 _FOLDERS = {"webvision": ("webvision", "WebVision"), "clothing1m": ("clothing1m", "Clothing1M")}
 _WEIGHTS = "resnet50.safetensors"  # of ImageNet, which Clothing1M starts from
-_IMAGENET = ("ILSVRC/val", "ILSVRC2012/val", "imagenet/val", "ImageNet/val")  # folders with the validation images
+_IMAGENET = (
+    "ILSVRC/val",
+    "ILSVRC2012/val",
+    "imagenet/val",
+    "ImageNet/val",
+)  # folders with the validation images
 _KAGGLE = "ILSVRC/Data/CLS-LOC/val"  # below the folder that holds the labels
 
 

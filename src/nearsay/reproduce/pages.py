@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from nearsay.report.markup import Section, joined
 from nearsay.report.page import fill
-from nearsay.run import write_whole
+from nearsay.training.checkpoints import write_whole
 
 # The name of a line stays where it is while its numbers scroll, and takes no more than a third of a narrow window.
 _STYLE = """.grouped { border-collapse: separate; border-spacing: 0; }
@@ -37,7 +37,9 @@ class Head(NamedTuple):
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     """Write the sections into the template of the report, in one piece."""
-    write_whole(path, fill(title, sections, source="the folders of finished runs", style=_STYLE).encode())
+    write_whole(
+        path, fill(title, sections, source="the folders of finished runs", style=_STYLE).encode()
+    )
 
 
 def grouped_table(
@@ -52,13 +54,19 @@ def grouped_table(
 
 
 def _head(number: int, heads: Sequence[Head], num_lines: int) -> Markup:
-    corner = Markup('<th scope="col" class="corner" rowspan="{}">method</th>').format(num_lines) if number == 0 else ""
+    corner = (
+        Markup('<th scope="col" class="corner" rowspan="{}">method</th>').format(num_lines)
+        if number == 0
+        else ""
+    )
     return Markup("<tr>{}{}</tr>").format(corner, joined(map(_head_cell, heads)))
 
 
 def _head_cell(head: Head) -> Markup:
     if head.num_columns == 1:
-        whole = head.text.replace(" %", "\u00a0%").replace("-", "\u2011")  # no line ends within a name or a rate
+        whole = head.text.replace(" %", "\u00a0%").replace(
+            "-", "\u2011"
+        )  # no line ends within a name or a rate
         return Markup('<th scope="col">{}</th>').format(whole)
     return Markup('<th scope="colgroup" class="group" colspan="{}"><span>{}</span></th>').format(
         head.num_columns, head.text

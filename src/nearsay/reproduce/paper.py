@@ -36,9 +36,24 @@ class Row:
 def baselines() -> tuple[Row, ...]:
     """Table 1: mini-ImageNet Blue, then Red, each with 0, 20, 40 and 80 % noise; mean and deviation of five trials."""
     return (
-        _row("Standard", "standard", "72.7±0.4 63.4±0.4 55.9±0.5 13.4±0.4", "70.9±0.5 66.9±0.4 63.0±0.3 49.3±0.6"),
-        _row("Mixup", "mixup", "72.6±0.2 66.5±0.4 59.4±0.8 7.8±0.4", "70.5±0.2 67.6±0.3 63.8±0.4 48.7±0.4"),
-        _row("Bootstrap", "bootstrap", "72.8±0.4 66.5±0.4 57.4±0.7 13.4±0.9", "71.1±0.2 67.4±0.2 63.4±0.4 48.8±0.5"),
+        _row(
+            "Standard",
+            "standard",
+            "72.7±0.4 63.4±0.4 55.9±0.5 13.4±0.4",
+            "70.9±0.5 66.9±0.4 63.0±0.3 49.3±0.6",
+        ),
+        _row(
+            "Mixup",
+            "mixup",
+            "72.6±0.2 66.5±0.4 59.4±0.8 7.8±0.4",
+            "70.5±0.2 67.6±0.3 63.8±0.4 48.7±0.4",
+        ),
+        _row(
+            "Bootstrap",
+            "bootstrap",
+            "72.8±0.4 66.5±0.4 57.4±0.7 13.4±0.9",
+            "71.1±0.2 67.4±0.2 63.4±0.4 48.8±0.5",
+        ),
         _row(
             "Bootstrap + Mixup",
             "bootstrap+mixup",
@@ -57,13 +72,26 @@ def baselines() -> tuple[Row, ...]:
             "72.5±0.5 67.9±0.4 60.9±0.6 6.8±0.1",
             "71.1±0.3 68.3±0.3 63.8±0.1 47.3±0.1",
         ),
-        _row("NCR", "ncr", "73.4±0.5 67.8±0.3 60.6±0.5 11.5±0.5", "72.1±0.4 69.0±0.5 64.6±0.2 51.2±0.4"),
-        _row("NCR + Mixup", "ncr+mixup", "73.1±0.3 68.3±0.1 61.4±0.3 7.1±0.4", "71.7±0.4 68.6±0.2 64.5±0.4 48.9±0.6"),
+        _row(
+            "NCR",
+            "ncr",
+            "73.4±0.5 67.8±0.3 60.6±0.5 11.5±0.5",
+            "72.1±0.4 69.0±0.5 64.6±0.2 51.2±0.4",
+        ),
+        _row(
+            "NCR + Mixup",
+            "ncr+mixup",
+            "73.1±0.3 68.3±0.1 61.4±0.3 7.1±0.4",
+            "71.7±0.4 68.6±0.2 64.5±0.4 48.9±0.6",
+        ),
         _row("D-Mix", None, "-- -- -- --", "55.8 50.3 50.9 35.4", source="Li et al. 2020"),
         _row("ELR", None, "-- -- -- --", "57.4 58.1 50.6 41.7", source="Liu et al. 2020"),
         _row("MOIT", None, "-- -- -- --", "64.7 63.1 60.8 45.9", source="Ortego et al. 2020"),
         _row(
-            "Oracle: Standard", "oracle", "72.7±0.4 70.4±0.1 67.2±0.3 50.6±0.3", "70.9±0.5 68.6±0.5 64.8±0.7 47.5±0.5"
+            "Oracle: Standard",
+            "oracle",
+            "72.7±0.4 70.4±0.1 67.2±0.3 50.6±0.3",
+            "70.9±0.5 68.6±0.5 64.8±0.7 47.5±0.5",
         ),
         _row(
             "Oracle: Mixup",
@@ -100,8 +128,16 @@ def realistic() -> tuple[Row, ...]:
 def cifar() -> tuple[Row, ...]:
     """Table 3: CIFAR-10, then CIFAR-100, each with 20, 40, 50, 80 and 90 % symmetric and 40 % asymmetric noise."""
     return (
-        _row("Standard", "standard", "83.9 68.3 58.5 25.9 17.3 77.3", "61.5 46.2 37.4 10.4 4.1 43.9"),
-        _row("MOIT+", None, "94.1 92.0 - 75.8 - 93.2", "75.9 67.4 - 51.4 - 74.0", source="Ortego et al. 2020"),
+        _row(
+            "Standard", "standard", "83.9 68.3 58.5 25.9 17.3 77.3", "61.5 46.2 37.4 10.4 4.1 43.9"
+        ),
+        _row(
+            "MOIT+",
+            None,
+            "94.1 92.0 - 75.8 - 93.2",
+            "75.9 67.4 - 51.4 - 74.0",
+            source="Ortego et al. 2020",
+        ),
         _row(
             "D-Mix",
             None,
@@ -111,7 +147,12 @@ def cifar() -> tuple[Row, ...]:
             is_rerun=True,
         ),
         _row("ELR+", "elr+", "94.9 94.4 93.9 90.9 74.5 88.9", "76.3 74.0 72.0 57.2 30.9 75.8"),
-        _row("NCR + ELR+", "ncr+elr+", "95.2 94.5 94.3 91.6 75.1 90.7", "76.6 74.2 72.5 58.0 30.8 76.3"),
+        _row(
+            "NCR + ELR+",
+            "ncr+elr+",
+            "95.2 94.5 94.3 91.6 75.1 90.7",
+            "76.6 74.2 72.5 58.0 30.8 76.3",
+        ),
     )
 
 
@@ -128,6 +169,8 @@ def read_printed(word: str) -> Printed:
     return Printed(word.replace("±", " ± "), float(mean), float(deviation) if deviation else None)
 
 
-def _row(name: str, method: str | None, *printed: str, source: str = "", is_rerun: bool = False) -> Row:
+def _row(
+    name: str, method: str | None, *printed: str, source: str = "", is_rerun: bool = False
+) -> Row:
     cells = tuple(read_printed(word) for words in printed for word in words.split())
     return Row(name=name, method=method, printed=cells, source=source, is_rerun=is_rerun)

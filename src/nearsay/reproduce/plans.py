@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from nearsay.reproduce import ablation, paper
-from nearsay.reproduce.cells import DIGITS_EPOCHS, TOY_EPOCHS, Cell, Column, Data, Setting, make_cells
+from nearsay.reproduce.cells import (
+    DIGITS_EPOCHS,
+    TOY_EPOCHS,
+    Cell,
+    Column,
+    Data,
+    Setting,
+    make_cells,
+)
 from nearsay.reproduce.paper import Row
 
 _USUAL_BATCH = 1024  # of the recipe of WebVision
@@ -28,7 +36,10 @@ class Panels:
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str, str], ...] = (("Standard", "standard"), ("NCR", "ncr"))  # name and method
+    rows: tuple[tuple[str, str], ...] = (
+        ("Standard", "standard"),
+        ("NCR", "ncr"),
+    )  # name and method
     trials: int = 1
 
 
@@ -58,7 +69,9 @@ def plan(
         for row, method in pairs
         if method is not None
         for column in columns
-        for cell in make_cells(row, column.title, chosen(column, data), _method(method, column), num)
+        for cell in make_cells(
+            row, column.title, chosen(column, data), _method(method, column), num
+        )
     ]
 
 
@@ -82,28 +95,43 @@ def _mini_imagenet(color: str, noise: float) -> Column:
     else:
         stand_in = Setting("digits", (f"noise={noise}", "kind=instance", f"epochs={DIGITS_EPOCHS}"))
     return Column(
-        group=f"mini-ImageNet-{color.title()}", name=f"{100 * noise:.0f} %", setting=setting, stand_in=stand_in
+        group=f"mini-ImageNet-{color.title()}",
+        name=f"{100 * noise:.0f} %",
+        setting=setting,
+        stand_in=stand_in,
     )
 
 
 def _cifar(num_classes: int, noise: float, *, is_symmetric: bool = True) -> Column:
     # Asymmetric noise as the public code of ELR makes it, which the paper ran.
-    kind = "symmetric" if is_symmetric else {10: "asymmetric-in-place", 100: "asymmetric-next"}[num_classes]
+    kind = (
+        "symmetric"
+        if is_symmetric
+        else {10: "asymmetric-in-place", 100: "asymmetric-next"}[num_classes]
+    )
     setting = Setting(f"cifar{num_classes}", (f"noise={noise}", f"kind={kind}", "protocol=paper"))
     stand_in = Setting("toy", (f"noise={noise}", f"epochs={TOY_EPOCHS}"))
     if not is_symmetric:
-        stand_in = Setting("digits", (f"noise={noise}", "kind=pair-flip", f"epochs={DIGITS_EPOCHS}"))
+        stand_in = Setting(
+            "digits", (f"noise={noise}", "kind=pair-flip", f"epochs={DIGITS_EPOCHS}")
+        )
     name = f"{100 * noise:.0f} %" if is_symmetric else f"A-{100 * noise:.0f} %"
     return Column(group=f"CIFAR-{num_classes}", name=name, setting=setting, stand_in=stand_in)
 
 
-def _real(group: str, recipe: str, *arguments: str, batch_size: int | None = None, name: str = "") -> Column:
+def _real(
+    group: str, recipe: str, *arguments: str, batch_size: int | None = None, name: str = ""
+) -> Column:
     """Images whose labels are noisy as they come; digits with noise that depends on the image stand in for them."""
     is_usual = batch_size in (None, _USUAL_BATCH)  # then the run is one of another table, too
     overrides = () if is_usual else (f"batch_size={batch_size}",)
-    fewer = () if batch_size is None or is_usual else (f"batch_size={batch_size // _STAND_IN_SHRINKS}",)
+    fewer = (
+        () if batch_size is None or is_usual else (f"batch_size={batch_size // _STAND_IN_SHRINKS}",)
+    )
     stand_in = Setting("digits", ("noise=0.2", "kind=instance", f"epochs={DIGITS_EPOCHS}"), fewer)
-    return Column(group=group, name=name, setting=Setting(recipe, arguments, overrides), stand_in=stand_in)
+    return Column(
+        group=group, name=name, setting=Setting(recipe, arguments, overrides), stand_in=stand_in
+    )
 
 
 _RATES = (0.0, 0.2, 0.4, 0.8)
@@ -112,7 +140,9 @@ TABLES = {
     "baselines": Table(
         title="Baselines and oracle on mini-ImageNet with synthetic (Blue) and web (Red) noise",
         rows=paper.baselines(),
-        columns=tuple(_mini_imagenet(color, noise) for color in ("blue", "red") for noise in _RATES),
+        columns=tuple(
+            _mini_imagenet(color, noise) for color in ("blue", "red") for noise in _RATES
+        ),
         trials=5,
         notes=(
             "An oracle trains on the examples alone whose labels are known to be right; without noise it is the method "
@@ -129,7 +159,9 @@ TABLES = {
             _real("Clothing1M", "clothing1m"),
         ),
         trials=1,
-        notes=("† is of Inception-ResNet-v2, a stronger network than the ResNet-50 of all others.",),
+        notes=(
+            "† is of Inception-ResNet-v2, a stronger network than the ResNet-50 of all others.",
+        ),
     ),
     "cifar": Table(
         title="Synthetic noise: CIFAR-10 and CIFAR-100",
@@ -153,7 +185,13 @@ TABLES = {
         title="Effect of the batch size on NCR, on WebVision with its 1000 classes",
         rows=paper.batch_size(),
         columns=tuple(
-            _real("WebVision", "webvision", "subset=full", batch_size=size, name=f"in batches of {size}")
+            _real(
+                "WebVision",
+                "webvision",
+                "subset=full",
+                batch_size=size,
+                name=f"in batches of {size}",
+            )
             for size in (256, 512, 1024, 2048)
         ),
         trials=1,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nearsay import tables
+from nearsay.data import tables
 from nearsay.report.groups import Spread, spread
 from nearsay.report.markup import Section, joined, paragraph
 from nearsay.reproduce.cells import Cell, Column, Data, entitled
@@ -13,14 +13,23 @@ from nearsay.reproduce.pages import Head, grouped_table, write_page
 from nearsay.reproduce.paper import Printed, Row
 from nearsay.reproduce.plans import TABLES, Table
 from nearsay.reproduce.runs import Runs
-from nearsay.run import write_whole
+from nearsay.training.checkpoints import write_whole
 
 NOT_RUN = "not run"
 STAND_IN = (
     "These runs are of small stand-ins for the data: they show that all goes together, and nothing of them can be "
     "compared with the paper's numbers, which are of the data sets that the columns name."
 )
-_LATEX = {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "±": r"$\pm$", "†": r"$^\dagger$", "–": "--", "−": "$-$"}
+_LATEX = {
+    "%": r"\%",
+    "&": r"\&",
+    "_": r"\_",
+    "#": r"\#",
+    "±": r"$\pm$",
+    "†": r"$^\dagger$",
+    "–": "--",
+    "−": "$-$",
+}
 
 
 class Number(NamedTuple):
@@ -44,25 +53,35 @@ def write_table(name: str, cells: Sequence[Cell], runs: Runs, out: Path, data: D
     """Write `name.md`, `.tex`, `.csv` and `.html` into `out`; returns their paths."""
     table = TABLES[name]
     numbers = {
-        (row.name, column.title): _number([c for c in cells if (c.row, c.column) == (row.name, column.title)], runs)
+        (row.name, column.title): _number(
+            [c for c in cells if (c.row, c.column) == (row.name, column.title)], runs
+        )
         for row in table.rows
         for column in table.columns
     }
     lines = make_lines(table, numbers, has_differences=data != "toy")
-    notes = [*([STAND_IN] if data == "toy" else []), _caption(has_differences=data != "toy"), *table.notes]
+    notes = [
+        *([STAND_IN] if data == "toy" else []),
+        _caption(has_differences=data != "toy"),
+        *table.notes,
+    ]
     out.mkdir(parents=True, exist_ok=True)
     paths = {ending: out / f"{name}.{ending}" for ending in ("md", "tex", "csv", "html")}
     write_whole(paths["md"], as_markdown(table, lines, notes, data).encode())
     write_whole(paths["tex"], as_latex(name, table, lines, notes, data).encode())
     tables.write(paths["csv"], as_columns(table, numbers, data))
-    body = grouped_table(notes[0], _heads(table, data), [(line.name, line.source, line.texts) for line in lines])
+    body = grouped_table(
+        notes[0], _heads(table, data), [(line.name, line.source, line.texts) for line in lines]
+    )
     name_of_section = "Accuracy on stand-ins" if data == "toy" else "Accuracy"
     section = Section(name_of_section, joined([body, *(paragraph(note) for note in notes[1:])]))
     write_page(paths["html"], entitled(table.title, data), [section])
     return list(paths.values())
 
 
-def make_lines(table: Table, numbers: dict[tuple[str, str], Number], *, has_differences: bool) -> list[Line]:
+def make_lines(
+    table: Table, numbers: dict[tuple[str, str], Number], *, has_differences: bool
+) -> list[Line]:
     """Three lines for a row that is run (ours, the paper's, their difference), and one for what is only quoted."""
     counts = {number.final.num for number in numbers.values() if number.final is not None}
     same = f" (n={min(counts)})" if len(counts) == 1 else ""
@@ -93,16 +112,25 @@ def as_markdown(table: Table, lines: Sequence[Line], notes: Sequence[str], data:
         ]
         return f"| {' | '.join(cells)} |"
 
-    ruler = ["-" * width if place < 2 else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
+    ruler = [
+        "-" * width if place < 2 else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)
+    ]
     printed = [line(rows[0]), line(ruler), *map(line, rows[1:])]
-    return "\n".join([f"# {entitled(table.title, data)}", "", *printed, "", *(f"{note}\n" for note in notes)])
+    return "\n".join(
+        [f"# {entitled(table.title, data)}", "", *printed, "", *(f"{note}\n" for note in notes)]
+    )
 
 
-def as_latex(name: str, table: Table, lines: Sequence[Line], notes: Sequence[str], data: Data) -> str:
+def as_latex(
+    name: str, table: Table, lines: Sequence[Line], notes: Sequence[str], data: Data
+) -> str:
     r"""A table environment for the package booktabs."""
     groups = list(dict.fromkeys(column.group for column in table.columns))
     sizes = [sum(column.group == group for column in table.columns) for group in groups]
-    heads = [rf"\multicolumn{{{size}}}{{c}}{{{_latex(group)}}}" for group, size in zip(groups, sizes, strict=True)]
+    heads = [
+        rf"\multicolumn{{{size}}}{{c}}{{{_latex(group)}}}"
+        for group, size in zip(groups, sizes, strict=True)
+    ]
     names = [_latex(column.name) for column in table.columns]
     stands = [_latex(column.stand_in.recipe) for column in table.columns]
     body = []
@@ -133,7 +161,9 @@ def as_latex(name: str, table: Table, lines: Sequence[Line], notes: Sequence[str
     )
 
 
-def as_columns(table: Table, numbers: dict[tuple[str, str], Number], data: Data) -> dict[str, list[tables.Cell]]:
+def as_columns(
+    table: Table, numbers: dict[tuple[str, str], Number], data: Data
+) -> dict[str, list[tables.Cell]]:
     """A row for each number; the best accuracy and the mean of the last ten are here, and nowhere else."""
     rows = [
         _record(row, column, printed, numbers[row.name, column.title], data)
@@ -145,7 +175,9 @@ def as_columns(table: Table, numbers: dict[tuple[str, str], Number], data: Data)
 
 def _heads(table: Table, data: Data) -> list[list[Head]]:
     """The lines above the numbers: data sets, then noise or the like if there is any, then what stands in for them."""
-    groups = Counter(column.group for column in table.columns)  # in their order, as columns of a group are together
+    groups = Counter(
+        column.group for column in table.columns
+    )  # in their order, as columns of a group are together
     stand_in = "stand-in for " if data == "toy" else ""
     heads = [[Head(f"{stand_in}{group}", size) for group, size in groups.items()]]
     if any(column.name for column in table.columns):
@@ -182,7 +214,9 @@ def _difference(ours: Spread | None, printed: Printed) -> str:
     return "–" if gap is None else f"{round(gap, 1) + 0.0:+.1f}".replace("-", "−")
 
 
-def _record(row: Row, column: Column, printed: Printed, number: Number, data: Data) -> dict[str, tables.Cell]:
+def _record(
+    row: Row, column: Column, printed: Printed, number: Number, data: Data
+) -> dict[str, tables.Cell]:
     return {
         "method": row.name,
         "column": column.title,
@@ -204,7 +238,9 @@ def _record(row: Row, column: Column, printed: Printed, number: Number, data: Da
 
 
 def _caption(*, has_differences: bool) -> str:
-    gap = " The difference is in points, above (+) or below (−) the paper." if has_differences else ""
+    gap = (
+        " The difference is in points, above (+) or below (−) the paper." if has_differences else ""
+    )
     return (
         "Accuracy in percent on the test set after the last epoch, mean ± standard deviation of the sample over n runs "
         f"with the seeds 0, 1, and so on.{gap} What is marked as quoted are numbers of other works as the paper prints "

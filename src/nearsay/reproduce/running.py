@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 
 from nearsay import config
-from nearsay.core import Dataset, Files, NoSplit
-from nearsay.datasets.webvision import missing_images, present
-from nearsay.display import Display
-from nearsay.host import one_thread
+from nearsay.batch import Dataset, Files
+from nearsay.data.webvision import missing_images, present
+from nearsay.errors import CANNOT_CREATE, NoSplit, NotFinite, RunError
 from nearsay.reproduce import ablation
 from nearsay.reproduce.cells import Cell, Data, call
 from nearsay.reproduce.plans import TABLES, plan
 from nearsay.reproduce.printing import write_table
 from nearsay.reproduce.runs import Runs
-from nearsay.run import CANNOT_CREATE, RunError
-from nearsay.train import NotFinite, train
+from nearsay.training.display import Display
+from nearsay.training.loop import train
+from nearsay.training.system import one_thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,9 @@ def _plan(name: str, data: Data, trials: int | None, runs: Runs) -> list[Cell]:
     return plan(name, data, trials, validation=runs.validation, is_settled=runs.is_settled)
 
 
-def _train(called: config.Call, cell: Cell, runs: Runs, data: Data, display: Display | None) -> None:
+def _train(
+    called: config.Call, cell: Cell, runs: Runs, data: Data, display: Display | None
+) -> None:
     try:
         with one_thread() if data == "toy" else nullcontext():
             train(called.experiment, runs.path(cell), origin=called.origin, display=display)
@@ -100,11 +102,15 @@ def _train(called: config.Call, cell: Cell, runs: Runs, data: Data, display: Dis
         runs.failed[cell.run] = str(error)
 
 
-def _told(name: str, cells: list[Cell], runs: Runs, trials: int | None, files: tuple[Path, ...]) -> Reproduced:
+def _told(
+    name: str, cells: list[Cell], runs: Runs, trials: int | None, files: tuple[Path, ...]
+) -> Reproduced:
     missing = runs.missing(cells)
     later = 0
     if name == "ablation":
-        for row in {cell.row for cell in missing}:  # a noise rate, whose later stages wait for these alone
+        for row in {
+            cell.row for cell in missing
+        }:  # a noise rate, whose later stages wait for these alone
             named = {cell.run for cell in cells if cell.row == row}
             later += ablation.NUM_POINTS * (trials or ablation.TRIALS) - len(named)
     return Reproduced(
@@ -120,7 +126,11 @@ def _told(name: str, cells: list[Cell], runs: Runs, trials: int | None, files: t
 
 def _hours(cells: list[Cell], missing: list[Cell], runs: Runs) -> float | None:
     """As long as finished runs of the same recipe and method took, or at least of the same recipe."""
-    finished = [(cell, result["seconds"]) for cell in runs.finished(cells) if (result := runs.result(cell)) is not None]
+    finished = [
+        (cell, result["seconds"])
+        for cell in runs.finished(cells)
+        if (result := runs.result(cell)) is not None
+    ]
     total = 0.0
     for cell in missing:
         alike = [(each, seconds) for each, seconds in finished if each.recipe == cell.recipe]
@@ -134,7 +144,9 @@ def _hours(cells: list[Cell], missing: list[Cell], runs: Runs) -> float | None:
 def _check_only(name: str, only: str, cells: list[Cell]) -> None:
     """See that a pattern means something; what it leaves out is not run, so a mistake in it would leave out all."""
     if not any(fnmatchcase(cell.run, only) for cell in cells):
-        raise config.ConfigError(f"no run of {name} matches {only!r}; the names look like {cells[0].run}")
+        raise config.ConfigError(
+            f"no run of {name} matches {only!r}; the names look like {cells[0].run}"
+        )
 
 
 def _check_place(folder: Path) -> None:
@@ -146,7 +158,8 @@ def _check_place(folder: Path) -> None:
                 pass
     except OSError as error:
         raise RunError(
-            f"cannot write into {folder.parent}: {error.strerror}; choose another folder with --out", CANNOT_CREATE
+            f"cannot write into {folder.parent}: {error.strerror}; choose another folder with --out",
+            CANNOT_CREATE,
         ) from error
 
 
@@ -167,5 +180,10 @@ def _check_data(data: Iterable[Dataset]) -> None:
                 inputs = each.open(split).inputs
             except NoSplit:
                 continue
-            if isinstance(inputs, Files) and not (found := present(inputs.root, inputs.names)).all():
-                raise missing_images(inputs.root, inputs.names, found, "nothing was trained; copy them there first")
+            if (
+                isinstance(inputs, Files)
+                and not (found := present(inputs.root, inputs.names)).all()
+            ):
+                raise missing_images(
+                    inputs.root, inputs.names, found, "nothing was trained; copy them there first"
+                )

@@ -9,7 +9,7 @@ from typing import Any
 
 from nearsay import config
 from nearsay.reproduce.cells import Cell
-from nearsay.trained import is_whole, read_result
+from nearsay.training.run_folder import is_whole, read_result
 
 _PLACES = ("data.path", "init")  # fields that say where files are
 
@@ -63,7 +63,13 @@ class Runs:
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The runs that are wanted and not finished, each once."""
-        return list({cell.run: cell for cell in cells if self.result(cell) is None and self.is_wanted(cell)}.values())
+        return list(
+            {
+                cell.run: cell
+                for cell in cells
+                if self.result(cell) is None and self.is_wanted(cell)
+            }.values()
+        )
 
 
 def _check_same(folder: Path, cell: Cell) -> None:
@@ -79,7 +85,9 @@ def _check_same(folder: Path, cell: Cell) -> None:
         now = config.to_tree(config.from_origin(called).experiment)
         changed = config.differences(record["experiment"], now)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise config.ConfigError(f"{folder} cannot be used ({error}); move it away, and it is trained again") from error
+        raise config.ConfigError(
+            f"{folder} cannot be used ({error}); move it away, and it is trained again"
+        ) from error
     if changed := config.substantial(changed, _PLACES):
         raise config.ConfigError(
             f"{folder} holds another experiment ({'; '.join(changed[:5])}); move it away, and it is trained again"

@@ -4,7 +4,14 @@ from typing import NamedTuple
 
 from nearsay.reproduce.paper import NOTHING, cifar
 
-_PAPER_COLUMNS = ("symmetric-20", "symmetric-40", "symmetric-50", "symmetric-80", "symmetric-90", "asymmetric-40")
+_PAPER_COLUMNS = (
+    "symmetric-20",
+    "symmetric-40",
+    "symmetric-50",
+    "symmetric-80",
+    "symmetric-90",
+    "asymmetric-40",
+)
 _FIELD_COLUMNS = ("symmetric-20", "symmetric-50", "symmetric-80", "symmetric-90", "asymmetric-40")
 _HUMAN_COLUMNS = ("human-aggre", "human-random1", "human-worse")
 
@@ -18,7 +25,9 @@ class Quoted(NamedTuple):
 
 
 def _quoted(name: str, source: str, columns: tuple[str, ...], words: str) -> Quoted:
-    return Quoted(name, source, dict(zip(columns, words.replace("--", NOTHING).split(), strict=True)))
+    return Quoted(
+        name, source, dict(zip(columns, words.replace("--", NOTHING).split(), strict=True))
+    )
 
 
 PAPER = tuple(  # its rows of CIFAR-10, which come before those of CIFAR-100
@@ -27,7 +36,13 @@ PAPER = tuple(  # its rows of CIFAR-10, which come before those of CIFAR-100
         (row.cited if row.is_rerun else f"{row.source}, as the paper prints it")
         if row.source
         else "the paper, final epoch",
-        dict(zip(_PAPER_COLUMNS, (each.text for each in row.printed[: len(_PAPER_COLUMNS)]), strict=True)),
+        dict(
+            zip(
+                _PAPER_COLUMNS,
+                (each.text for each in row.printed[: len(_PAPER_COLUMNS)]),
+                strict=True,
+            )
+        ),
     )
     for row in cifar()
 )
@@ -50,7 +65,9 @@ FIELD = (
 
 _ALL = (*_PAPER_COLUMNS, *_HUMAN_COLUMNS)
 TARGETS: dict[str, dict[str, float]] = {  # method -> column -> final accuracy in percent
-    "ncr+elr+": dict(zip(_ALL, (95.2, 94.5, 94.3, 91.6, 75.1, 90.7, 95.3, 94.9, 91.8), strict=True)),
+    "ncr+elr+": dict(
+        zip(_ALL, (95.2, 94.5, 94.3, 91.6, 75.1, 90.7, 95.3, 94.9, 91.8), strict=True)
+    ),
     "nearsay": dict(zip(_ALL, (96.5, 96.0, 96.0, 95.0, 93.0, 95.0, 97.0, 97.0, 95.5), strict=True)),
 }
 
@@ -60,4 +77,6 @@ LEAST_DETECTION = {"human-aggre": 0.95, "human-worse": 0.94}  # AUROC that one r
 
 def rows_of(rows: tuple[Quoted, ...], columns: tuple[str, ...]) -> list[Quoted]:
     """The rows that have a number in one of the columns."""
-    return [row for row in rows if any(row.texts.get(column, NOTHING) != NOTHING for column in columns)]
+    return [
+        row for row in rows if any(row.texts.get(column, NOTHING) != NOTHING for column in columns)
+    ]

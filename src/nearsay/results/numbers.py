@@ -20,7 +20,9 @@ class Numbers:
     """All records, to be asked for those of a cell."""
 
     records: dict[str, Record]  # by name
-    changed: frozenset[str] = frozenset()  # names of runs whose settings are no more those of the recipe
+    changed: frozenset[str] = (
+        frozenset()
+    )  # names of runs whose settings are no more those of the recipe
 
     def of(self, wanted: Wanted) -> list[Record]:
         """The runs that differ from the wanted one in nothing but their seed, by seed.
@@ -38,7 +40,9 @@ class Numbers:
     def _alike(self) -> dict[Key, list[Record]]:
         found: dict[Key, list[Record]] = {}
         for each in sorted(self.records.values(), key=lambda each: int(each["seed"])):
-            found.setdefault(_key(each["recipe"], each["arguments"], each["overrides"]), []).append(each)
+            found.setdefault(_key(each["recipe"], each["arguments"], each["overrides"]), []).append(
+                each
+            )
         return found
 
     def accuracy(self, wanted: Wanted, split: str = "test", kind: str = "final") -> Spread | None:
@@ -76,7 +80,10 @@ class Numbers:
             taken = [device_seconds(each) / 60 for each in found]
         if not taken:
             return NOTHING
-        mean, mark = sum(taken) / len(taken), CHANGED if any(each["name"] in self.changed for each in found) else ""
+        mean, mark = (
+            sum(taken) / len(taken),
+            CHANGED if any(each["name"] in self.changed for each in found) else "",
+        )
         if max(taken) - min(taken) > 0.25 * mean:
             return f"{mean:.1f} ({min(taken):.1f} to {max(taken):.1f}){mark}"
         return f"{mean:.1f}{mark}"
@@ -86,7 +93,11 @@ def check_doubles(records: Mapping[str, Record], folder: Path) -> None:
     """See that no two records are of one run; ValueError names the files of two that are."""
     seen: dict[tuple[str, Key, int], str] = {}
     for name, each in records.items():
-        run = each["protocol"], _key(each["recipe"], each["arguments"], each["overrides"]), int(each["seed"])
+        run = (
+            each["protocol"],
+            _key(each["recipe"], each["arguments"], each["overrides"]),
+            int(each["seed"]),
+        )
         if (other := seen.setdefault(run, name)) != name:
             raise ValueError(
                 f"{folder / other}.json and {folder / name}.json are records of the same run with the same seed; "
@@ -126,7 +137,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int
         ]
         return f"| {' | '.join(aligned)} |"
 
-    ruler = ["-" * width if place < num_left else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
+    ruler = [
+        "-" * width if place < num_left else f"{'-' * (width - 1)}:"
+        for place, width in enumerate(widths)
+    ]
     return "\n".join([printed(lines[0]), printed(ruler), *map(printed, lines[1:])])
 
 

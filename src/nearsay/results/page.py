@@ -61,7 +61,10 @@ def make_page(folder: Path) -> str:
         numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
         blocks += [*_protocol(protocol, numbers, wanted), *variations.section(numbers, wanted)]
     blocks += [*_changed(changed), "## How `nearsay` came to be as it is"]
-    blocks += ["[method.md](method.md#nearsay) explains the words.", _written(folder / CHOICES, everything)]
+    blocks += [
+        "[method.md](method.md#nearsay) explains the words.",
+        _written(folder / CHOICES, everything),
+    ]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
 
 
@@ -69,7 +72,9 @@ def _written(path: Path, numbers: Numbers) -> str:
     try:
         text = path.read_text("utf-8").strip() if path.exists() else "Not written yet."
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; write it again as a text in UTF-8") from error
+        raise ValueError(
+            f"{path} cannot be read: {error}; write it again as a text in UTF-8"
+        ) from error
     try:
         return fill(text, numbers)
     except ValueError as error:
@@ -111,7 +116,15 @@ def _progress(wanted: Sequence[Wanted], done: Set[str]) -> list[str]:
         mine = [each for each in wanted if each.tier == tier]
         left = [each for each in mine if each.name not in done]
         minutes = sum(each.seconds for each in left) / 60
-        rows.append([tier, title, str(len(mine)), str(len(mine) - len(left)), f"{minutes:.0f}" if left else "0"])
+        rows.append(
+            [
+                tier,
+                title,
+                str(len(mine)),
+                str(len(mine) - len(left)),
+                f"{minutes:.0f}" if left else "0",
+            ]
+        )
     header = ("tier", "what", "runs", "done", "minutes left, guessed for an H200")
     return [
         "## What is done",
@@ -132,30 +145,46 @@ def _protocol(protocol: Protocol, numbers: Numbers, wanted: Sequence[Wanted]) ->
     ]
     methods = [method for method in METHODS if any(method == other for _, other in shown)]
     blocks = [f"## Protocol `{protocol}`", f"{_LENGTHS[protocol]}."]
-    for title, group in (("Synthetic noise", (*SYMMETRIC, ASYMMETRIC)), ("Human labels: CIFAR-10N", HUMAN)):
+    for title, group in (
+        ("Synthetic noise", (*SYMMETRIC, ASYMMETRIC)),
+        ("Human labels: CIFAR-10N", HUMAN),
+    ):
         columns = [column for column in group if any(column == other for other, _ in shown)]
         if columns:
-            blocks += [f"### {title}", _accuracies(protocol, numbers, methods, columns), _how(protocol, columns)]
+            blocks += [
+                f"### {title}",
+                _accuracies(protocol, numbers, methods, columns),
+                _how(protocol, columns),
+            ]
     columns = [column for column in COLUMNS if any(column == other for other, _ in shown)]
-    blocks += [*_targets(protocol, numbers, methods, columns), *_detection(protocol, numbers, methods, columns)]
+    blocks += [
+        *_targets(protocol, numbers, methods, columns),
+        *_detection(protocol, numbers, methods, columns),
+    ]
     return [*blocks, *(questions.sections(numbers) if protocol == "short" else [])]
 
 
-def _accuracies(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> str:
+def _accuracies(
+    protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]
+) -> str:
     rows = []
     for method in methods:
         cells = [cell(column, method, protocol=protocol) for column in columns]
         rows.append([f"`{method}`", "ours", *map(numbers.shown, cells), numbers.minutes(cells)])
     keys = tuple(column.key for column in columns)
     for quoted in field.rows_of((*field.PAPER, *field.FIELD), keys):
-        rows.append([quoted.name, quoted.source, *(quoted.texts.get(key, NOTHING) for key in keys), NOTHING])
+        rows.append(
+            [quoted.name, quoted.source, *(quoted.texts.get(key, NOTHING) for key in keys), NOTHING]
+        )
     header = ("method", "from", *(column.title for column in columns), "min per run")
     return table(header, rows, num_left=2)
 
 
 def _how(protocol: Protocol, columns: Sequence[Column]) -> str:
     """The command of each row and column."""
-    files = " ".join(cell(columns[0], "METHOD").words(PLACES)[: len(cell(columns[0], "METHOD").needs()) + 1])
+    files = " ".join(
+        cell(columns[0], "METHOD").words(PLACES)[: len(cell(columns[0], "METHOD").needs()) + 1]
+    )
     kinds = "; ".join(f"{column.title}: `{' '.join(column.arguments)}`" for column in columns)
     return (
         f"The command of a row: `nearsay train {files} method=METHOD NOISE protocol={protocol} seed=SEED --set "
@@ -163,19 +192,29 @@ def _how(protocol: Protocol, columns: Sequence[Column]) -> str:
     )
 
 
-def _targets(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> list[str]:
+def _targets(
+    protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]
+) -> list[str]:
     rows = []
     for method in [each for each in TARGETS if each in methods]:
         wanted = TARGETS[method]
         cells = [cell(column, method, protocol=protocol) for column in columns]
         ours = [numbers.accuracy(each) for each in cells]
         rows += [
-            [f"`{method}`", "to reach", *(f"{wanted[column.key]:.1f}" for column in columns), NOTHING],
+            [
+                f"`{method}`",
+                "to reach",
+                *(f"{wanted[column.key]:.1f}" for column in columns),
+                NOTHING,
+            ],
             ["", "reached", *map(numbers.shown, cells), numbers.minutes(cells)],
             [
                 "",
                 "difference",
-                *(difference(each, wanted[column.key]) for column, each in zip(columns, ours, strict=True)),
+                *(
+                    difference(each, wanted[column.key])
+                    for column, each in zip(columns, ours, strict=True)
+                ),
                 "",
             ],
         ]
@@ -183,7 +222,9 @@ def _targets(protocol: Protocol, numbers: Numbers, methods: Sequence[str], colum
     return ["### How far the targets are", table(header, rows, num_left=2)] if rows else []
 
 
-def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> list[str]:
+def _detection(
+    protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]
+) -> list[str]:
     """How well the confidence in the given label of one run finds the labels that are wrong."""
     keys = [column.key for column in columns if column.key in CLEANLAB]
     if not keys:
@@ -195,13 +236,24 @@ def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], col
             continue
         texts = []
         for key, each in zip(keys, cells, strict=True):
-            gap = difference(numbers.detection(each, "auroc", by=by), CLEANLAB[key], 3).replace("0.", ".")
-            auroc, precision = (numbers.detected(each, kind, by=by) for kind in ("auroc", "average_precision"))
+            gap = difference(numbers.detection(each, "auroc", by=by), CLEANLAB[key], 3).replace(
+                "0.", "."
+            )
+            auroc, precision = (
+                numbers.detected(each, kind, by=by) for kind in ("auroc", "average_precision")
+            )
             texts += [auroc, gap, precision]
         name = f"`{method}`" if by == "detection" else f"`{method}`, `nearsay audit`"
         rows.append([name, *texts, numbers.minutes(cells, by=by)])
-    for name, numbers_of in (("cleanlab, published", CLEANLAB), ("at least wanted", LEAST_DETECTION)):
-        quoted = [text for key in keys for text in (f"{numbers_of[key]:.3f}".removeprefix("0"), "", NOTHING)]
+    for name, numbers_of in (
+        ("cleanlab, published", CLEANLAB),
+        ("at least wanted", LEAST_DETECTION),
+    ):
+        quoted = [
+            text
+            for key in keys
+            for text in (f"{numbers_of[key]:.3f}".removeprefix("0"), "", NOTHING)
+        ]
         rows.append([name, *quoted, NOTHING])
     titles = [BY_KEY[key].title.removeprefix("10N ") for key in keys]
     heads = [f"{title} {kind}" for title in titles for kind in ("AUROC", "to cleanlab", "AP")]
@@ -229,7 +281,12 @@ def _changed(changed: dict[str, list[str]]) -> list[str]:
 
 def _machines(records: dict[str, Record]) -> list[str]:
     kinds = Counter(
-        (each["hardware"], each["versions"].get("torch", ""), each["versions"].get("python", ""), each["commit"])
+        (
+            each["hardware"],
+            each["versions"].get("torch", ""),
+            each["versions"].get("python", ""),
+            each["commit"],
+        )
         for each in records.values()
     )
     if not kinds:
@@ -245,7 +302,8 @@ def _all_runs(records: dict[str, Record], wanted: Sequence[Wanted]) -> list[str]
     blocks = ["## All runs"]
     for protocol in EPOCHS:
         mine = sorted(
-            _of(protocol, records).values(), key=lambda each: (order.get(each["name"], len(order)), each["name"])
+            _of(protocol, records).values(),
+            key=lambda each: (order.get(each["name"], len(order)), each["name"]),
         )
         if not mine:
             continue
@@ -262,7 +320,10 @@ def _all_runs(records: dict[str, Record], wanted: Sequence[Wanted]) -> list[str]
             "images/s",
             "GiB",
         )
-        blocks += [f"### Protocol `{protocol}`, run by run", table((*header, "commit"), map(_run, mine))]
+        blocks += [
+            f"### Protocol `{protocol}`, run by run",
+            table((*header, "commit"), map(_run, mine)),
+        ]
         blocks += ["\n".join(f"    {each['command']}" for each in mine)]
     if len(blocks) == 1:
         return [*blocks, "No run is recorded yet."]
@@ -287,7 +348,9 @@ def _run(record: Record) -> list[str]:
         ),
         NOTHING if rate is None else f"{100 * rate:.1f} %",
         f"{device_seconds(record) / 60:.1f}",
-        f"{record['images_per_second']:,.0f}{' shared' if 'device_seconds' in record else ''}".replace(",", " "),
+        f"{record['images_per_second']:,.0f}{' shared' if 'device_seconds' in record else ''}".replace(
+            ",", " "
+        ),
         f"{record['peak_memory_bytes'] / 2**30:.1f}",
         record["commit"] or NOTHING,
     ]

@@ -23,7 +23,11 @@ from nearsay.results.queue import (
     without,
 )
 
-_STAGE_TITLES = {"alpha": "α, the weight of NCR", "k": "k, the neighbors", "e": "e, the epoch at which NCR starts"}
+_STAGE_TITLES = {
+    "alpha": "α, the weight of NCR",
+    "k": "k, the neighbors",
+    "e": "e, the epoch at which NCR starts",
+}
 
 
 class Best(NamedTuple):
@@ -35,7 +39,13 @@ class Best(NamedTuple):
 
 def sections(numbers: Numbers) -> list[str]:
     """All of them, as blocks of Markdown."""
-    return [*_leak(numbers), *_open_set(numbers), *_ablation(numbers), *_variant(numbers), *_parts(numbers)]
+    return [
+        *_leak(numbers),
+        *_open_set(numbers),
+        *_ablation(numbers),
+        *_variant(numbers),
+        *_parts(numbers),
+    ]
 
 
 def best(numbers: Numbers, rate: int, points: Sequence[Point]) -> Best | None:
@@ -69,9 +79,14 @@ def _open_set(numbers: Numbers) -> list[str]:
         wanted = [cell(column, method) for column in OPEN_SET]
         texts = []
         for each in wanted:
-            texts += [numbers.shown(each), *(numbers.detected(each, kind) for kind in ("auroc", "average_precision"))]
+            texts += [
+                numbers.shown(each),
+                *(numbers.detected(each, kind) for kind in ("auroc", "average_precision")),
+            ]
         rows.append([f"`{method}`", *texts, numbers.minutes(wanted)])
-    parts = [f"{column.title}: {part}" for column in OPEN_SET for part in ("accuracy", "AUROC", "AP")]
+    parts = [
+        f"{column.title}: {part}" for column in OPEN_SET for part in ("accuracy", "AUROC", "AP")
+    ]
     commands = [f"`{cell(column, 'ncr').command()}`" for column in OPEN_SET]
     return [
         "### Images from outside",
@@ -99,8 +114,18 @@ def _ablation(numbers: Numbers) -> list[str]:
                 texts = [numbers.shown(ablated(rate, point), split) for point in points]
                 is_choice = split == "validation"
                 value = NOTHING if chosen is None or not is_choice else _value(stage, chosen.point)
-                cost = numbers.minutes(ablated(rate, point) for point in points) if is_choice else ""
-                rows.append([f"{rate} %" if is_choice else "", title, *texts, value if is_choice else "", cost])
+                cost = (
+                    numbers.minutes(ablated(rate, point) for point in points) if is_choice else ""
+                )
+                rows.append(
+                    [
+                        f"{rate} %" if is_choice else "",
+                        title,
+                        *texts,
+                        value if is_choice else "",
+                        cost,
+                    ]
+                )
         values = [_value(stage, point) for point in points]
         header = ("noise", "accuracy", *values, "best held out", "min per run")
         blocks += [f"#### {_STAGE_TITLES[stage]}", table(header, rows, num_left=2)]
@@ -117,17 +142,28 @@ def _variant(numbers: Numbers) -> list[str]:
             texts = []
             for alpha in alphas:
                 point = next((each for each in points if each.alpha == alpha), None)
-                texts.append(NOTHING if point is None else numbers.shown(ablated(rate, point), "validation"))
+                texts.append(
+                    NOTHING if point is None else numbers.shown(ablated(rate, point), "validation")
+                )
             chosen = found[name]
             test = NOTHING if chosen is None else numbers.shown(ablated(rate, chosen.point))
             cost = numbers.minutes(ablated(rate, point) for point in points)
             value = NOTHING if chosen is None else _value("alpha", chosen.point)
-            rows.append([f"{rate} %" if name == "paper" else "", f"`{name}`", *texts, value, test, cost])
+            rows.append(
+                [f"{rate} %" if name == "paper" else "", f"`{name}`", *texts, value, test, cost]
+            )
         paper, released = found["paper"], found["released"]
         if paper is not None and released is not None:
             gaps.append(paper.held_out.mean - released.held_out.mean)
             seeds += [paper.held_out.num, released.held_out.num]
-    header = ("noise", "variant", *(f"α {alpha}" for alpha in alphas), "best α", "its test", "min per run")
+    header = (
+        "noise",
+        "variant",
+        *(f"α {alpha}" for alpha in alphas),
+        "best α",
+        "its test",
+        "min per run",
+    )
     return [
         "### The direction of KL",
         "`variant=paper` takes KL(own ‖ neighbors), `variant=released` KL(neighbors ‖ own) and times T². Accuracy on "
@@ -151,7 +187,11 @@ def _parts(numbers: Numbers) -> list[str]:
             texts += [numbers.shown(run, "validation"), gap, numbers.shown(run)]
         name = ["nothing", NOTHING] if part is None else [part.title, f"`{part.override}`"]
         rows.append([*name, *texts, numbers.minutes(runs)])
-    heads = [f"{BY_KEY[key].title}: {kind}" for key in PARTS_COLUMNS for kind in ("held out", "difference", "test")]
+    heads = [
+        f"{BY_KEY[key].title}: {kind}"
+        for key in PARTS_COLUMNS
+        for kind in ("held out", "difference", "test")
+    ]
     return [
         "### What each part of `nearsay` is worth",
         "One part is left out, and with it goes what needs it: without the vote no label is in doubt, so that kinship "

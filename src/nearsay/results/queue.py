@@ -11,10 +11,18 @@ Tier = Literal["A", "B", "C"]
 Protocol = Literal["short", "paper"]
 EPOCHS: dict[Protocol, int] = {"paper": 250, "short": 100}  # in the order of the page
 FILE = "queue.json"
-PLACES = {"path": "data", "labels": "data/CIFAR-10_human.pt", "outside": "data"}  # in the commands that are printed
+PLACES = {
+    "path": "data",
+    "labels": "data/CIFAR-10_human.pt",
+    "outside": "data",
+}  # in the commands that are printed
 _COMPILED: tuple[str, ...] = ("machine.compile=true",)
 _START = 30.0  # seconds to compile, and to predict at the end
-_SECONDS = {"one": 0.65, "pair": 1.75, "nearsay": 1.8}  # an epoch on an H200, guessed until runs tell better
+_SECONDS = {
+    "one": 0.65,
+    "pair": 1.75,
+    "nearsay": 1.8,
+}  # an epoch on an H200, guessed until runs tell better
 
 
 class Column(NamedTuple):
@@ -57,7 +65,9 @@ class Wanted:
     @property
     def method(self) -> str:
         """What it trains with."""
-        return next((word.partition("=")[2] for word in self.arguments if word.startswith("method=")), "")
+        return next(
+            (word.partition("=")[2] for word in self.arguments if word.startswith("method=")), ""
+        )
 
 
 METHODS = (
@@ -152,7 +162,9 @@ def queue() -> list[Wanted]:
     return list(found.values())
 
 
-def cell(column: Column, method: str, *, protocol: Protocol = "short", seed: int = 0, tier: Tier = "C") -> Wanted:
+def cell(
+    column: Column, method: str, *, protocol: Protocol = "short", seed: int = 0, tier: Tier = "C"
+) -> Wanted:
     """The run of one method under one kind of noise."""
     arguments = (f"method={method}", *column.arguments)
     return _wanted(f"{protocol}-{column.key}-{method}", arguments, protocol, seed, tier)
@@ -168,9 +180,19 @@ def leak(method: str) -> Wanted:
 def ablated(rate: int, point: Point) -> Wanted:
     """NCR with a setting of its own, judged on 5 000 examples that it is not trained on."""
     k = "all" if point.k is None else point.k
-    settings = (f"alpha={point.alpha}", f"start={point.e}", f"variant={point.variant}", "held_out=5000", f"k={k}")
-    name = f"short-held-out-symmetric-{rate}-ncr-{point.variant}-alpha-{point.alpha}-k-{k}-e-{point.e}"
-    return _wanted(name, ("method=ncr", "kind=symmetric", f"noise={rate / 100}", *settings), "short", 0, "C")
+    settings = (
+        f"alpha={point.alpha}",
+        f"start={point.e}",
+        f"variant={point.variant}",
+        "held_out=5000",
+        f"k={k}",
+    )
+    name = (
+        f"short-held-out-symmetric-{rate}-ncr-{point.variant}-alpha-{point.alpha}-k-{k}-e-{point.e}"
+    )
+    return _wanted(
+        name, ("method=ncr", "kind=symmetric", f"noise={rate / 100}", *settings), "short", 0, "C"
+    )
 
 
 def without(key: str, part: Part | None) -> Wanted:
@@ -178,13 +200,23 @@ def without(key: str, part: Part | None) -> Wanted:
     stem, overrides = f"short-held-out-{key}-nearsay", _COMPILED
     if part is not None:
         stem, overrides = f"{stem}-without-{part.key}", (part.override, *overrides)
-    return _wanted(stem, ("method=nearsay", *BY_KEY[key].arguments, "held_out=5000"), "short", 0, "C", overrides)
+    return _wanted(
+        stem,
+        ("method=nearsay", *BY_KEY[key].arguments, "held_out=5000"),
+        "short",
+        0,
+        "C",
+        overrides,
+    )
 
 
 def write_queue(wanted: Iterable[Wanted], done: Iterable[str] = ()) -> str:
     """The queue as JSON, a run a line; each says whether it is done."""
     finished = set(done)
-    lines = [json.dumps({**asdict(each), "done": each.name in finished}, ensure_ascii=False) for each in wanted]
+    lines = [
+        json.dumps({**asdict(each), "done": each.name in finished}, ensure_ascii=False)
+        for each in wanted
+    ]
     return "[\n " + ",\n ".join(lines) + "\n]\n"
 
 
@@ -193,7 +225,9 @@ def read_queue(path: Path) -> list[Wanted]:
     try:
         return [_read(each) for each in json.loads(path.read_text("utf-8"))]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no queue of runs: {error}; make it again with nearsay results") from error
+        raise ValueError(
+            f"{path} is no queue of runs: {error}; make it again with nearsay results"
+        ) from error
 
 
 def _read(entry: dict[str, Any]) -> Wanted:  # Any: what JSON can hold

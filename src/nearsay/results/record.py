@@ -9,7 +9,7 @@ from typing import Any
 
 from nearsay import config
 from nearsay.results.queue import EPOCHS, FILE, PLACES, Wanted
-from nearsay.run import write_whole
+from nearsay.training.checkpoints import write_whole
 
 Record = dict[str, Any]  # what JSON can hold
 MERGED = "cifar.json"
@@ -29,7 +29,12 @@ _PLACES = ("data.path", "data.labels", "outside.path")  # fields that say where 
 
 
 def make_record(
-    wanted: Wanted, result: Mapping[str, Any], settings: Mapping[str, Any], *, seconds: float, places: Mapping[str, str]
+    wanted: Wanted,
+    result: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    seconds: float,
+    places: Mapping[str, str],
 ) -> Record:
     """What is kept of a finished run: numbers, versions and settings, none of the places where files are.
 
@@ -57,7 +62,9 @@ def make_record(
         "hardware": result["hardware"],
         "versions": dict(result["versions"]),
         "commit": "",
-        "experiment": _without_places(settings, {place: PLACES[key] for key, place in places.items()}),
+        "experiment": _without_places(
+            settings, {place: PLACES[key] for key, place in places.items()}
+        ),
     }
 
 
@@ -84,7 +91,9 @@ def read_records(folder: Path) -> dict[str, Record]:
         if path.name != FILE:
             record = _read(path)
             if record["name"] != path.stem:
-                raise ValueError(f"{path} holds the run {record['name']!r}; name the file after the run that it holds")
+                raise ValueError(
+                    f"{path} holds the run {record['name']!r}; name the file after the run that it holds"
+                )
             found[path.stem] = record
     return found
 
@@ -115,7 +124,9 @@ def unchanged(records: Mapping[str, Record]) -> list[str]:
     return [name for name, record in records.items() if not changed_since(record)]
 
 
-def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: bool = False) -> list[str]:
+def take(
+    records: Iterable[Record], folder: Path, *, commit: str = "", replace: bool = False
+) -> list[str]:
     """Put records into a folder, a file each; returns the names of the new ones.
 
     `commit` is filled in where a record has none, or names one that was changed ("-dirty"). A record of the recipe as
@@ -127,9 +138,14 @@ def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: 
         try:
             record = _checked(each)
         except ValueError as error:
-            raise ValueError(f"what shall be taken is no record of a run: {error}; nothing was written") from error
+            raise ValueError(
+                f"what shall be taken is no record of a run: {error}; nothing was written"
+            ) from error
         known = record["commit"]
-        named = {**record, "commit": commit if commit and (not known or known.endswith("-dirty")) else known}
+        named = {
+            **record,
+            "commit": commit if commit and (not known or known.endswith("-dirty")) else known,
+        }
         path = folder / f"{record['name']}.json"
         before = _read(path) if path.exists() else None
         if before is not None:
@@ -152,7 +168,8 @@ def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """The value as a file with a line for each of its keys, in one piece."""
     lines = [
-        f"{json.dumps(key)}: {json.dumps(each, ensure_ascii=False, allow_nan=False)}" for key, each in value.items()
+        f"{json.dumps(key)}: {json.dumps(each, ensure_ascii=False, allow_nan=False)}"
+        for key, each in value.items()
     ]
     write_whole(path, ("{\n " + ",\n ".join(lines) + "\n}\n").encode())
 
@@ -171,7 +188,9 @@ def _checked(record: Any) -> Record:
     for key, kind in _KINDS.items():
         if key not in record:
             raise ValueError(f"it has no {key!r}")
-        if not isinstance(record[key], kind) or (isinstance(record[key], float) and not math.isfinite(record[key])):
+        if not isinstance(record[key], kind) or (
+            isinstance(record[key], float) and not math.isfinite(record[key])
+        ):
             raise ValueError(f"its {key!r} is {str(record[key])[:40]!r}")
     _check_words(record)
     _check_shares(record)
@@ -185,14 +204,24 @@ def _check_words(record: Record) -> None:
         raise ValueError(f"{record['name']!r} is no name of a run")
     if record["protocol"] not in EPOCHS:
         raise ValueError(f"its protocol {record['protocol']!r} is none of {', '.join(EPOCHS)}")
-    if odd := [word for word in (*record["arguments"], *record["overrides"]) if not isinstance(word, str)]:
+    if odd := [
+        word for word in (*record["arguments"], *record["overrides"]) if not isinstance(word, str)
+    ]:
         raise ValueError(f"{odd[0]!r} is no word of a command")
-    if odd := [f"{name} is {value!r}" for name, value in record["versions"].items() if not isinstance(value, str)]:
+    if odd := [
+        f"{name} is {value!r}"
+        for name, value in record["versions"].items()
+        if not isinstance(value, str)
+    ]:
         raise ValueError(f"its version of {odd[0]} and no text")
     for key in ("protocol", "seed"):
-        told = [word.partition("=")[2] for word in record["arguments"] if word.startswith(f"{key}=")]
+        told = [
+            word.partition("=")[2] for word in record["arguments"] if word.startswith(f"{key}=")
+        ]
         if told and set(told) != {str(record[key])}:
-            raise ValueError(f"its {key!r} is {record[key]!r}, but its arguments say {' and '.join(told)}")
+            raise ValueError(
+                f"its {key!r} is {record[key]!r}, but its arguments say {' and '.join(told)}"
+            )
     command = as_wanted(record).command()
     if record["command"] != command:
         raise ValueError(
@@ -210,7 +239,12 @@ def _check_shares(record: Record) -> None:
     audit = record.get("audit") or {}
     if not isinstance(audit, dict):
         raise ValueError(f"its 'audit' is {str(audit)[:40]!r}")
-    shown = [(kind, found.get(kind)) for found in (record["detection"], audit) if found for kind in _DETECTIONS]
+    shown = [
+        (kind, found.get(kind))
+        for found in (record["detection"], audit)
+        if found
+        for kind in _DETECTIONS
+    ]
     rate = record["labels"].get("effective_rate")
     for kind, share in (*shown, *([] if rate is None else [("effective_rate", rate)])):
         if not isinstance(share, int | float) or not 0 <= share <= 1:
@@ -221,8 +255,12 @@ def _check_costs(record: Record) -> None:
     """See that what it took on the device, and the audit, can be added up."""
     share = record.get("device_seconds", 0.0)
     if not isinstance(share, int | float) or not 0 <= share <= record["seconds"]:
-        raise ValueError(f"its 'device_seconds' {share!r} are no part of {record['seconds']} seconds")
-    taken = (record.get("audit") or {}).get("seconds", 0.0)  # an audit that was made later may not have been timed
+        raise ValueError(
+            f"its 'device_seconds' {share!r} are no part of {record['seconds']} seconds"
+        )
+    taken = (record.get("audit") or {}).get(
+        "seconds", 0.0
+    )  # an audit that was made later may not have been timed
     if not isinstance(taken, int | float) or not 0 <= taken < math.inf:
         raise ValueError(f"the 'seconds' {taken!r} of its 'audit' are no time")
 

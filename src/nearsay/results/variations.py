@@ -14,11 +14,23 @@ def section(numbers: Numbers, wanted: Sequence[Wanted]) -> list[str]:
     rows: dict[str, list[str]] = {}
     for name in sorted(others):
         one = as_wanted(others[name])
-        if _more(one) or _changes(one):  # else it is a cell of the tables above that nobody had asked for
+        if _more(one) or _changes(
+            one
+        ):  # else it is a cell of the tables above that nobody had asked for
             rows.setdefault(numbers.of(one)[0]["name"], _row(numbers, one))
     if not rows:
         return []
-    header = ("noise", "method", "with", "test", "difference", "held out", "difference", "AUROC", "min per run")
+    header = (
+        "noise",
+        "method",
+        "with",
+        "test",
+        "difference",
+        "held out",
+        "difference",
+        "AUROC",
+        "min per run",
+    )
     return [
         "### Variations",
         "Runs in which one thing or another is changed. A difference is to the method as it is, trained on as many "
@@ -45,13 +57,19 @@ def _row(numbers: Numbers, one: Wanted) -> list[str]:
 
 
 def _column(one: Wanted) -> Column | None:
-    return next((each for each in BY_KEY.values() if set(each.arguments) <= set(one.arguments)), None)
+    return next(
+        (each for each in BY_KEY.values() if set(each.arguments) <= set(one.arguments)), None
+    )
 
 
 def _more(one: Wanted) -> list[str]:
     """Arguments that a cell of the other tables has not."""
     column = _column(one)
-    usual = {*(column.arguments if column is not None else ()), f"method={one.method}", f"protocol={one.protocol}"}
+    usual = {
+        *(column.arguments if column is not None else ()),
+        f"method={one.method}",
+        f"protocol={one.protocol}",
+    }
     return [word for word in one.arguments if word not in usual and not word.startswith("seed=")]
 
 

@@ -5,6 +5,6 @@ from importlib.util import find_spec
 if not (find_spec("starlette") and find_spec("uvicorn")):
     raise ImportError('the review page needs an extra; pip install ".[review]" in the clone')
 
-from nearsay.review.serving import review_run
+from nearsay.review.server import review_run
 
 __all__ = ["review_run"]

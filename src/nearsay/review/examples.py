@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearsay import tables
-from nearsay.core import Labels
-from nearsay.run import BAD_DATA, RunError
+from nearsay.batch import Labels
+from nearsay.data import tables
+from nearsay.errors import BAD_DATA, RunError
 
-_NEEDED = ("index", "given_label", "predicted_label", "predicted_probability", "label_score", "is_label_issue")
+_NEEDED = (
+    "index",
+    "given_label",
+    "predicted_label",
+    "predicted_probability",
+    "label_score",
+    "is_label_issue",
+)
 _KNOWN = (*_NEEDED, "path", "neighbors", "status")
 
 
@@ -36,7 +43,9 @@ class Examples:
     statuses: Sequence[str]  # (N,) "ok", or why an example could not be judged
     paths: Sequence[str | None]  # (N,) for reading only: nothing is ever opened by them
     details: dict[str, Sequence[str | None]]  # (N,) each: whatever else is known
-    neighbors_json: Sequence[str | None]  # (N,) parsed when they are asked for: there may be millions
+    neighbors_json: Sequence[
+        str | None
+    ]  # (N,) parsed when they are asked for: there may be millions
 
     def __len__(self) -> int:
         return len(self.given)
@@ -54,7 +63,10 @@ class Examples:
         """The nearest examples, the most similar first; none where the table has none."""
         try:
             rows = json.loads(self.neighbors_json[index] or "[]")
-            found = [Neighbor(int(near), self.given[int(near)], float(similarity)) for near, _, similarity in rows]
+            found = [
+                Neighbor(int(near), self.given[int(near)], float(similarity))
+                for near, _, similarity in rows
+            ]
         except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
             return []
         return [each for each in found if each.index >= 0 and math.isfinite(each.similarity)]
@@ -64,7 +76,9 @@ def read_examples(folder: Path, labels: Labels) -> Examples:
     """The audit of a run; RunError says what is missing, or that it does not fit the labels."""
     path = folder / "audit.csv"
     if not path.is_file():
-        raise RunError(f"{path} is missing; audit the run first, with nearsay audit {folder}", BAD_DATA)
+        raise RunError(
+            f"{path} is missing; audit the run first, with nearsay audit {folder}", BAD_DATA
+        )
     cells = tables.read(path).columns
     num = len(labels.given)
     given: list[int] = labels.given.tolist()
@@ -90,4 +104,6 @@ def read_examples(folder: Path, labels: Labels) -> Examples:
             neighbors_json=cells.get("neighbors", nothing),
         )
     except ValueError as error:
-        raise RunError(f"{path} does not fit the run ({error}); audit it again", BAD_DATA) from error
+        raise RunError(
+            f"{path} does not fit the run ({error}); audit it again", BAD_DATA
+        ) from error

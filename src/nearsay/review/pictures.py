@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from nearsay import config
-from nearsay.core import Files, are_pictures
-from nearsay.datasets.images import ImageError, decode
+from nearsay.batch import Files, are_pictures
+from nearsay.data.images import decode
+from nearsay.errors import ImageError, one_line
 from nearsay.experiment import Experiment
-from nearsay.reasons import one_line
-from nearsay.splits import digest_inputs, digest_names, open_train, recorded_digest
-from nearsay.trained import read_origin
+from nearsay.training.run_folder import read_origin
+from nearsay.training.splits import digest_inputs, digest_names, open_train, recorded_digest
 
 LARGE, SMALL = 1024, 160  # pixels of the longer side, at most
 _CRISP = 256  # up to here nothing is lost: small pictures are sent pixel by pixel
@@ -36,7 +36,9 @@ class Source(NamedTuple):
 
     inputs: Tensor | Files | None  # (N, C, H, W) uint8, or files; None if there is nothing to see
     note: str  # what the user should know of them
-    extra: dict[str, Sequence[str | None]]  # (N,) each: other columns of a manifest or a table of labels
+    extra: dict[
+        str, Sequence[str | None]
+    ]  # (N,) each: other columns of a manifest or a table of labels
 
 
 class Pictures:
@@ -44,7 +46,9 @@ class Pictures:
 
     def __init__(self, inputs: Tensor | Files | None) -> None:
         self.inputs = inputs
-        self._lock = threading.Lock()  # decoding sets what Pillow shall refuse, for the whole process
+        self._lock = (
+            threading.Lock()
+        )  # decoding sets what Pillow shall refuse, for the whole process
         self._kept = lru_cache(maxsize=256)(self._make)
 
     def find(self, index: int, *, side: int = LARGE) -> Picture:
@@ -74,21 +78,37 @@ def open_source(folder: Path, num: int) -> Source:
     try:
         origin = read_origin(folder)
         if "recipe" not in origin:
-            return Source(None, "The run was trained from Python, so there are no pictures to show.", {})
+            return Source(
+                None, "The run was trained from Python, so there are no pictures to show.", {}
+            )
         experiment = config.from_origin(origin).experiment
         inputs = open_train(experiment).inputs
         extra = _extra(experiment, num)
     except (OSError, ValueError, ImportError) as error:
         reason = one_line(error, 300)
-        return Source(None, f"The pictures cannot be shown, because the data cannot be opened: {reason}", {})
+        return Source(
+            None, f"The pictures cannot be shown, because the data cannot be opened: {reason}", {}
+        )
     if len(inputs) != num:
-        return Source(None, f"The data has {len(inputs)} examples now and had {num}, so no pictures are shown.", {})
+        return Source(
+            None,
+            f"The data has {len(inputs)} examples now and had {num}, so no pictures are shown.",
+            {},
+        )
     names = _recorded(folder, "names")
-    if names and isinstance(inputs, Files) and names != digest_names(inputs):  # then a number means another file
-        return Source(None, "Files were renamed, moved or replaced since training, so no pictures are shown.", {})
+    if (
+        names and isinstance(inputs, Files) and names != digest_names(inputs)
+    ):  # then a number means another file
+        return Source(
+            None,
+            "Files were renamed, moved or replaced since training, so no pictures are shown.",
+            {},
+        )
     if isinstance(inputs, Tensor) and not are_pictures(inputs):
         if extra and _has_changed(folder, inputs):
-            return Source(None, f"{_CHANGED} what its table says of an example may be about another.", extra)
+            return Source(
+                None, f"{_CHANGED} what its table says of an example may be about another.", extra
+            )
         return Source(None, "", extra)  # features: there never were any pictures
     note = ""
     if (isinstance(inputs, Tensor) or num <= _MANY) and _has_changed(folder, inputs):

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from nearsay.config import Call, ConfigError, apply_overrides, call_recipe, to_tree
 from nearsay.config.naming import run_name
 from nearsay.config.text import NUMBER, quoted, quoted_key, split_pairs
-from nearsay.core import NoSplit
+from nearsay.errors import NoSplit
 
 MOST_RUNS = 10_000
-_COMMA = re.compile(r",(?![^(\[]*[)\]])")  # between values; those inside (64,32) belong to one value
+_COMMA = re.compile(
+    r",(?![^(\[]*[)\]])"
+)  # between values; those inside (64,32) belong to one value
 
 
 class Planned(NamedTuple):
@@ -75,12 +77,17 @@ def grid(recipe: str, arguments: Sequence[str], overrides: Sequence[str] = ()) -
     choices = _read_choices(arguments, overrides)
     for choice in choices:
         if choice.range is not None:
-            raise ConfigError(f"{choice.key}={quoted(choice.text)} is a range; list values, or add --search optuna")
+            raise ConfigError(
+                f"{choice.key}={quoted(choice.text)} is a range; list values, or add --search optuna"
+            )
     num = math.prod(len(choice.texts) for choice in choices)
     if num > MOST_RUNS:
-        raise ConfigError(f"these lists make {num} runs; shorten them to {MOST_RUNS} or fewer, or use --search optuna")
+        raise ConfigError(
+            f"these lists make {num} runs; shorten them to {MOST_RUNS} or fewer, or use --search optuna"
+        )
     return [
-        plan(recipe, list(zip(choices, texts, strict=True))) for texts in product(*(each.texts for each in choices))
+        plan(recipe, list(zip(choices, texts, strict=True)))
+        for texts in product(*(each.texts for each in choices))
     ]
 
 
@@ -93,10 +100,14 @@ def make_space(recipe: str, arguments: Sequence[str], overrides: Sequence[str] =
     """
     choices = _read_choices(arguments, overrides)
     if not any(choice.is_open for choice in choices):
-        raise ConfigError("there is nothing to search; give a range such as optimizer.lr=1e-4..1e-1:log, or a list")
+        raise ConfigError(
+            "there is nothing to search; give a range such as optimizer.lr=1e-4..1e-1:log, or a list"
+        )
     for choice in choices:
         if choice.is_open and choice.key.split(".")[-1] == "seed":
-            raise ConfigError(f"{choice.key}={quoted(choice.text)} would choose the luckiest seed; give one of them")
+            raise ConfigError(
+                f"{choice.key}={quoted(choice.text)} would choose the luckiest seed; give one of them"
+            )
     first = plan(recipe, _firsts(choices))
     for place, choice in enumerate(choices):
         for text in choice.texts[1:]:
@@ -139,10 +150,14 @@ def _read_choice(key: str, text: str, is_override: bool) -> Choice:
     texts = tuple(part.strip() for part in _COMMA.split(text))
     if not all(texts):
         missing = "names no value" if len(texts) == 1 else "has nothing between two commas"
-        raise ConfigError(f"{quoted_key(key)}={quoted(text)} {missing}; list values as in seed=0,1,2")
+        raise ConfigError(
+            f"{quoted_key(key)}={quoted(text)} {missing}; list values as in seed=0,1,2"
+        )
     if len(set(texts)) < len(texts):
         twice = next(each for each in texts if texts.count(each) > 1)
-        raise ConfigError(f"{quoted_key(key)}={quoted(text)} names {quoted(twice)} twice; list each value once")
+        raise ConfigError(
+            f"{quoted_key(key)}={quoted(text)} names {quoted(twice)} twice; list each value once"
+        )
     if len(texts) > 1 and is_override and key.startswith("machine."):
         raise ConfigError(
             f"{quoted_key(key)}={quoted(text)} must be one value: where a run takes place does not make it another"
@@ -160,9 +175,13 @@ def _read_range(key: str, text: str) -> Range | None:
         raise ConfigError(f"{quoted_key(key)}={quoted(text)} must end after the range, or in :log")
     found = Range(low=float(low), high=float(high), is_log=kind == "log")
     if not (math.isfinite(found.low) and math.isfinite(found.high) and found.low < found.high):
-        raise ConfigError(f"{quoted_key(key)}={quoted(text)} must go from a lower number to a higher one")
+        raise ConfigError(
+            f"{quoted_key(key)}={quoted(text)} must go from a lower number to a higher one"
+        )
     if found.is_log and found.low <= 0:
-        raise ConfigError(f"{quoted_key(key)}={quoted(text)} must begin above 0, as factors of 0 lead nowhere")
+        raise ConfigError(
+            f"{quoted_key(key)}={quoted(text)} must begin above 0, as factors of 0 lead nowhere"
+        )
     return found
 
 
@@ -201,7 +220,9 @@ def _judges_differ(one: Call, other: Call) -> bool:
 def _judge(call: Call) -> tuple[Any, Any]:
     """What makes validation examples others, and what does so only where they are held out: chosen by given labels."""
     chosen = call.experiment
-    data = {name: value for name, value in to_tree(chosen.data).items() if name not in ("path", "root")}
+    data = {
+        name: value for name, value in to_tree(chosen.data).items() if name not in ("path", "root")
+    }
     given = to_tree([chosen.noise, chosen.relabeled, chosen.labeled]) if chosen.held_out else None
     return (data, chosen.validation_labels), (chosen.held_out, given)
 

@@ -14,15 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from nearsay import dist
+from nearsay import distributed
 from nearsay.config import ConfigError
-from nearsay.display import Display
-from nearsay.failures import INTERNAL, NO_MEMORY, exit_code, explain
-from nearsay.host import PARENT, Stopped, signals
-from nearsay.run import CANNOT_CREATE, LOCKED, Run, RunError
+from nearsay.errors import (
+    CANNOT_CREATE,
+    INTERNAL,
+    LOCKED,
+    NO_MEMORY,
+    RunError,
+    Stopped,
+    exit_code,
+    explain,
+)
 from nearsay.sweep.planning import Planned
-from nearsay.train import train
-from nearsay.trained import check_relabeled, check_same, is_whole, read_result
+from nearsay.training.checkpoints import Run
+from nearsay.training.display import Display
+from nearsay.training.loop import train
+from nearsay.training.run_folder import check_relabeled, check_same, is_whole, read_result
+from nearsay.training.system import PARENT, signals
 
 _PAUSE = 0.05  # seconds between two looks at processes
 _PATIENCE = 30.0  # seconds for which a run in use is waited for: one that a killed sweep has left ends by itself
@@ -78,13 +87,16 @@ def run_each(
     """Outcomes as they come; the next plan is asked for when there is room for it."""
     if at_once < 1:
         raise ConfigError(f"at_once={at_once} must be 1 or more")
-    if dist.launch().size > 1:
-        raise ConfigError("a sweep does not run under torchrun; start it alone, with --at-once for several runs")
+    if distributed.launch().size > 1:
+        raise ConfigError(
+            "a sweep does not run under torchrun; start it alone, with --at-once for several runs"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot write into {folder}: {error.strerror}; choose another folder with --out", CANNOT_CREATE
+            f"cannot write into {folder}: {error.strerror}; choose another folder with --out",
+            CANNOT_CREATE,
         ) from error
     if at_once == 1:
         return _in_turn(plans, folder, display)
@@ -97,7 +109,9 @@ def _in_turn(plans: Iterator[Planned], folder: Path, display: Display | None) ->
             if number := heard():
                 raise Stopped(number, folder)
             patience = _Patience(display)
-            while patience.allows(outcome := _finished(planned, folder) or _run(planned, folder, display)):
+            while patience.allows(
+                outcome := _finished(planned, folder) or _run(planned, folder, display)
+            ):
                 time.sleep(_PAUSE)
             yield outcome
 
@@ -152,14 +166,20 @@ def _failed(planned: Planned, target: Path, error: Exception) -> Outcome:
     return Outcome(planned.name, planned.words, target, code=code, error=explain(error, code))
 
 
-def _side_by_side(plans: Iterator[Planned], folder: Path, at_once: int, display: Display | None) -> Iterator[Outcome]:
+def _side_by_side(
+    plans: Iterator[Planned], folder: Path, at_once: int, display: Display | None
+) -> Iterator[Outcome]:
     running: list[_Process] = []
     crowded: list[Planned] = []
     is_told, patience = False, _Patience(display)
     with signals() as received, tempfile.TemporaryDirectory() as recipes:
         try:
             while True:
-                while len(running) < at_once and not received and (planned := next(plans, None)) is not None:
+                while (
+                    len(running) < at_once
+                    and not received
+                    and (planned := next(plans, None)) is not None
+                ):
                     if (finished := _finished(planned, folder)) is not None:
                         yield finished
                     else:
@@ -195,8 +215,13 @@ def _start(planned: Planned, folder: Path, at_once: int, recipes: Path) -> _Proc
     target, words = folder / planned.name, (_recipe(planned, recipes), *planned.words[1:])
     command = [sys.executable, "-m", "nearsay", "train", *words, "--out", str(target), "--quiet"]
     share = max(1, (os.cpu_count() or 1) // at_once)
-    environment = {"OMP_NUM_THREADS": str(share), **os.environ}  # all threads for all of them would be too many
-    environment[PARENT] = str(os.getpid())  # in a session of its own, nothing else tells it that this one was killed
+    environment = {
+        "OMP_NUM_THREADS": str(share),
+        **os.environ,
+    }  # all threads for all of them would be too many
+    environment[PARENT] = str(
+        os.getpid()
+    )  # in a session of its own, nothing else tells it that this one was killed
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # open until the process is over
     process = subprocess.Popen(
         command,
@@ -225,7 +250,9 @@ def _ended(run: _Process, display: Display | None) -> Outcome:
     """The outcome of a process that is over; its notes are passed on."""
     with run.errors:
         run.errors.seek(0)
-        lines = [line for line in run.errors.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line for line in run.errors.read().decode(errors="replace").splitlines() if line.strip()
+        ]
     planned, code = run.planned, run.process.returncode
     for line in lines:
         if display is not None and line.startswith("note: "):
@@ -237,7 +264,11 @@ def _ended(run: _Process, display: Display | None) -> Outcome:
         lines.append(f"its process was ended by {signal.Signals(-code).name}")
     told = lines[-1].removeprefix("error: ") if lines else "its process ended without a word"
     return Outcome(
-        planned.name, planned.words, run.folder, code=128 - code if code < 0 else code or INTERNAL, error=told
+        planned.name,
+        planned.words,
+        run.folder,
+        code=128 - code if code < 0 else code or INTERNAL,
+        error=told,
     )
 
 

@@ -15,26 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nearsay.config import ConfigError
-from nearsay.display import Display
-from nearsay.failures import IO_FAILED, USAGE
-from nearsay.host import Stopped
-from nearsay.reasons import first_line
-from nearsay.run import LOCKED
+from nearsay.errors import LOCKED, USAGE, Stopped, StorageError, first_line
 from nearsay.sweep.planning import Choice, Planned, Space, plan
 from nearsay.sweep.running import Outcome, run_each
-from nearsay.trained import read_result
+from nearsay.training.display import Display
+from nearsay.training.run_folder import read_result
 
 if TYPE_CHECKING:  # an extra
     from optuna import Study, Trial
     from optuna.trial import FrozenTrial
 
 JOURNAL = "trials.journal"
-
-
-class StorageError(RuntimeError):
-    """What is known of the trials cannot be reached."""
-
-    code = IO_FAILED
 
 
 class Found(NamedTuple):
@@ -89,7 +80,11 @@ def search(
 
 
 def _ask(
-    study: "Study", space: Space, trials: int, waiting: "dict[str, list[Trial]]", storage: str | None
+    study: "Study",
+    space: Space,
+    trials: int,
+    waiting: "dict[str, list[Trial]]",
+    storage: str | None,
 ) -> Iterator[Planned]:
     """Plans of new trials; one that draws what is running already waits for that run instead."""
     from optuna.samplers import TPESampler  # noqa: PLC0415  # an extra
@@ -118,7 +113,11 @@ def _ask(
 def _draw(trial: "Trial", choice: Choice) -> str:
     """A value of the choice, as text that is read as the very same value."""
     if choice.range is None:
-        return str(trial.suggest_categorical(choice.label, choice.texts)) if choice.is_open else choice.texts[0]
+        return (
+            str(trial.suggest_categorical(choice.label, choice.texts))
+            if choice.is_open
+            else choice.texts[0]
+        )
     low, high, log = choice.range.low, choice.range.high, choice.range.is_log
     if choice.range.is_whole:
         return str(trial.suggest_int(choice.label, int(low), int(high), log=log))
@@ -157,14 +156,18 @@ def _counted(study: "Study") -> "list[FrozenTrial]":
     """The trials that are over or running, without those that were interrupted."""
     everyone = study.get_trials(deepcopy=False)
     replaced = {each.user_attrs.get("replaces") for each in everyone}
-    return [each for each in everyone if each.state.name != "WAITING" and each.number not in replaced]
+    return [
+        each for each in everyone if each.state.name != "WAITING" and each.number not in replaced
+    ]
 
 
 def _release(study: "Study", number: int, params: dict[str, Any]) -> None:
     """Let a trial be tried again with what it drew."""
     from optuna.trial import TrialState  # noqa: PLC0415  # an extra
 
-    study.enqueue_trial(params, user_attrs={"replaces": number})  # first: a crash in between then loses nothing
+    study.enqueue_trial(
+        params, user_attrs={"replaces": number}
+    )  # first: a crash in between then loses nothing
     study.tell(number, state=TrialState.FAIL)
 
 
@@ -218,14 +221,19 @@ def _collect(study: "Study", space: Space, folder: Path, found: dict[str, Outcom
 
 
 def _planned(trial: "FrozenTrial", space: Space) -> Planned:
-    return plan(space.recipe, [(each, _text(trial.params.get(each.label, each.texts[0]))) for each in space.choices])
+    return plan(
+        space.recipe,
+        [(each, _text(trial.params.get(each.label, each.texts[0]))) for each in space.choices],
+    )
 
 
 def _text(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _recall(trial: "FrozenTrial", space: Space, folder: Path, found: dict[str, Outcome]) -> Outcome | None:
+def _recall(
+    trial: "FrozenTrial", space: Space, folder: Path, found: dict[str, Outcome]
+) -> Outcome | None:
     """The outcome of a trial, None if it is running, or its run is not here."""
     code, error = trial.user_attrs.get("code"), trial.user_attrs.get("error", "")
     try:
@@ -239,7 +247,11 @@ def _recall(trial: "FrozenTrial", space: Space, folder: Path, found: dict[str, O
     if code is not None:
         return Outcome(planned.name, planned.words, target, code=code, error=error, is_new=False)
     result = read_result(target) if trial.state.name == "COMPLETE" else None
-    return None if result is None else Outcome(planned.name, planned.words, target, result, is_new=False)
+    return (
+        None
+        if result is None
+        else Outcome(planned.name, planned.words, target, result, is_new=False)
+    )
 
 
 @contextmanager
@@ -252,10 +264,14 @@ def _opened_study(space: Space, folder: Path, storage: str | None) -> "Iterator[
     with _explained(storage):
         if storage is None:
             folder.mkdir(parents=True, exist_ok=True)
-            kept: JournalStorage | RDBStorage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+            kept: JournalStorage | RDBStorage = JournalStorage(
+                JournalFileBackend(str(folder / JOURNAL))
+            )
         else:
             kept = RDBStorage(storage)
-        study = optuna.create_study(storage=kept, study_name=space.name, direction="maximize", load_if_exists=True)
+        study = optuna.create_study(
+            storage=kept, study_name=space.name, direction="maximize", load_if_exists=True
+        )
     try:
         yield study
     finally:
@@ -270,7 +286,9 @@ def _quiet() -> Iterator[None]:
     try:
         import optuna  # noqa: PLC0415  # an extra
     except ImportError as error:
-        raise ImportError('--search optuna needs Optuna: pip install ".[sweep]" in the clone') from error
+        raise ImportError(
+            '--search optuna needs Optuna: pip install ".[sweep]" in the clone'
+        ) from error
 
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
@@ -289,8 +307,18 @@ def _explained(storage: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        shown = "the journal of the search" if storage is None else re.sub(r"//\S*@", "//...@", storage)
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # Optuna's own words are general
+        shown = (
+            "the journal of the search" if storage is None else re.sub(r"//\S*@", "//...@", storage)
+        )
+        cause = (
+            error.__cause__ if isinstance(error.__cause__, Exception) else error
+        )  # Optuna's own words are general
         reason = re.sub(r"//\S*@", "//...@", first_line(cause).rstrip("."))
-        cure = "check the disk" if storage is None else "check the address, and that its driver is installed"
-        raise StorageError(f"{shown} cannot be used ({reason}); {cure}; finished runs are untouched") from error
+        cure = (
+            "check the disk"
+            if storage is None
+            else "check the address, and that its driver is installed"
+        )
+        raise StorageError(
+            f"{shown} cannot be used ({reason}); {cure}; finished runs are untouched"
+        ) from error

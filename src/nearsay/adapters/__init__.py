@@ -1,5 +1,0 @@
-"""The loss inside other people's loops: Lightning, the Trainer of Hugging Face, and timm."""
-
-from nearsay.adapters.criterion import NCRCriterion
-
-__all__ = ["NCRCriterion"]

@@ -1,1 +1,0 @@
-"""What verbs do beyond one function; torch is imported by those files alone that need it."""

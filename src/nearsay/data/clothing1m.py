@@ -1,0 +1,101 @@
+"""Clothing1M from its published folder: a million web images with labels from the text around them, and verified ones.
+
+Noisy and verified labels are in two files of pairs, and four other files say which images are in which part.
+"""
+
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearsay.batch import Labels, Split
+from nearsay.data.webvision import (
+    Listing,
+    check_count,
+    check_path,
+    locate,
+    make_split,
+    read_lines,
+    read_list,
+)
+from nearsay.errors import Missing, NoSplit
+
+SOURCE = "https://github.com/Cysu/noisy_label tells how to ask its authors for it"
+_NUM_CLASSES = 14
+_PARTS = {
+    "train": ("noisy_train", 1_000_000),
+    "validation": ("clean_val", 14_313),
+    "test": ("clean_test", 10_526),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clothing1M:
+    """Clothing1M (Xiao et al. 2015): 1 000 000, 14 313 and 10 526 images of clothes in 14 classes.
+
+    `path` is the folder that holds `noisy_label_kv.txt` and its companions, or holds them in `annotations`, and the
+    images in `images`. Train is the noisy part, of which nobody knows the true classes; validation and test are
+    verified by people, and the 47 570 verified images for training are not used. `partial=True` takes the images that
+    are there, however many.
+    """
+
+    path: str | Path
+    partial: bool = False
+
+    def open(self, split: str) -> Split:
+        """The split "train", "validation" or "test", in the order of its list."""
+        if split not in _PARTS:
+            raise NoSplit(f"split={split!r} is not in Clothing1M; it has {' and '.join(_PARTS)}")
+        part, expected = _PARTS[split]
+        root = Path(self.path).expanduser()
+        folder = _list_folder(root)
+        classes = _read_classes(folder / "category_names_eng.txt")
+        keys = folder / f"{part}_key_list.txt"
+        listing = _read(keys, folder / f"{part.partition('_')[0]}_label_kv.txt")
+        check_count(
+            keys,
+            len(listing.names),
+            range(expected, expected + 1),
+            partial=self.partial,
+            source=SOURCE,
+        )
+        is_there = locate(root, listing, ("images/{name}", "{name}"), partial=self.partial)
+        given = listing.tensor()
+        labels = Labels(
+            given=given, clean=None if split == "train" else given.clone(), classes=classes
+        )
+        return make_split(
+            root, listing.names, labels, is_there=is_there, partial=self.partial, source=SOURCE
+        )
+
+
+def _list_folder(root: Path) -> Path:
+    for folder in (root, root / "annotations"):
+        if (folder / "category_names_eng.txt").is_file():
+            return folder
+    raise Missing(
+        f"{root} has no category_names_eng.txt and no annotations/category_names_eng.txt; {SOURCE}"
+    )
+
+
+def _read_classes(path: Path) -> tuple[str, ...]:
+    classes = tuple(line for _, line in read_lines(path, SOURCE))
+    if len(classes) != _NUM_CLASSES:
+        raise ValueError(
+            f"{path} has {len(classes)} classes, but the original has {_NUM_CLASSES}; {SOURCE}"
+        )
+    return classes
+
+
+def _read(keys: Path, pairs: Path) -> Listing:
+    """The images of a part with their labels, without the folder `images` that all begin with."""
+    known = dict(zip(*read_list(pairs, _NUM_CLASSES, source=SOURCE), strict=True))
+    names, numbers = [], array("q")
+    for line_number, name in read_lines(keys, SOURCE):
+        check_path(keys, line_number, name)
+        if name not in known:
+            raise ValueError(
+                f"{keys}, line {line_number}: {name[:80]!r} has no label in {pairs}; {SOURCE}"
+            )
+        names.append(name.removeprefix("images/"))
+        numbers.append(known[name])
+    return Listing(names, numbers)

@@ -1,0 +1,195 @@
+"""Mini-ImageNet with controlled label noise from the web (red) or made by chance (blue), from its published lists.
+
+The lists name two kinds of images: those of ImageNet begin with their synset, and those of the web have another name.
+"""
+
+import re
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearsay.batch import Labels, Split
+from nearsay.data.webvision import Listing, check_count, locate, make_split, read_lines, read_list
+from nearsay.errors import Missing, NoSplit
+
+SOURCE = (
+    "the lists are in https://storage.googleapis.com/cnlw/dataset_no_images.zip, and "
+    "https://google.github.io/controlled-noisy-web-labels/index.html tells of the images"
+)
+LEVELS = (0.0, 0.2, 0.4, 0.8)
+"""The shares of noise that the paper reports."""
+_NUM_RED = {  # images, by the share of noise
+    **dict.fromkeys((0.0, 0.05, 0.1, 0.15, 0.2, 0.6), 50_000),
+    **{0.3: 49_985, 0.4: 50_010, 0.5: 49_962, 0.8: 50_008},
+}
+_NUM_BLUE, _NUM_TEST, _NUM_CLASSES = 60_000, 5_000, 100
+_LIST_FOLDERS = ("", "mini-imagenet", "dataset_no_images/mini-imagenet")
+_IMAGE_FOLDERS = ("", "mini-imagenet/", "dataset_no_images/mini-imagenet/", "dataset_no_images/")
+_SYNSET = re.compile("n[0-9]{8}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniImageNet:
+    """Red and Blue Mini-ImageNet (Jiang et al. 2020): 100 classes, about 50 000 (red) or 60 000 (blue) images.
+
+    `path` is the folder that holds `split`, or `mini-imagenet/split` as the archive of the lists does. Images of train
+    are looked for in `all_images`, those of the web in `noisy_images` too, those of test in `validation`. `noise` is
+    the share of wrong labels, 0, 0.2, 0.4 or 0.8 in the paper; 0.05, 0.1, 0.15, 0.3, 0.5 and 0.6 are published as well.
+
+    True classes: an image of ImageNet is of the class of its synset. Images of the web replace right ones because their
+    labels were found wrong, and what they show is not told, so they count as outside the vocabulary (clean is −1).
+
+    The published validation images are the split "test", as results are reported on them. With `held_out_set=True`
+    there is a split "validation" for choosing hyper-parameters: the images of red without noise that are in none of the
+    lists with 20, 40 and 80 %; they are then left out of train wherever it has them. `partial=True` takes the images
+    that are there, however many, as some of the web are gone.
+    """
+
+    path: str | Path
+    noise: float
+    color: Literal["red", "blue"] = "red"
+    held_out_set: bool = False
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        if self.color not in ("red", "blue"):
+            raise ValueError(
+                f"color={self.color!r} must be 'red', noise from the web, or 'blue', noise by chance"
+            )
+        if isinstance(self.noise, bool) or self.noise not in _NUM_RED:
+            raise ValueError(
+                f"noise={self.noise!r} must be one of {', '.join(map(str, sorted(_NUM_RED)))}"
+            )
+
+    def open(self, split: str) -> Split:
+        """The split "train" or "test", or "validation" if it is held out; in the order of the lists."""
+        known = ["train", *(["validation"] if self.held_out_set else []), "test"]
+        if split not in known:
+            cure = "; held_out_set=True makes one" if split == "validation" else ""
+            raise NoSplit(
+                f"split={split!r} is not in Mini-ImageNet; it has {' and '.join(known)}{cure}"
+            )
+        root = Path(self.path).expanduser()
+        folder = _list_folder(root)
+        classes = _read_classes(folder / "class_name.txt")
+        if split == "test":
+            listing = self._read(folder, "clean_validation", _NUM_TEST)
+            clean = listing.tensor()
+            is_there = _locate_test(root, listing, partial=self.partial)
+        else:
+            color, noise = (self.color, float(self.noise)) if split == "train" else ("red", 0.0)
+            listing = self._read_train(folder, color, noise)
+            if self.held_out_set:
+                held_out = self._held_out(folder)
+                is_held = [name in held_out for name in listing.names]
+                listing = _select(
+                    listing,
+                    [row for row, held in enumerate(is_held) if held == (split == "validation")],
+                )
+            pure, pure_path = (
+                self._read_train(folder, color, 0.0),
+                folder / "split" / f"{color}_noise_nl_0.0",
+            )
+            clean = _true_classes(listing, pure, pure_path)
+            is_there = _locate_train(
+                root, listing, f"{color}_noise_nl_{noise}", partial=self.partial
+            )
+        labels = Labels(given=listing.tensor(), clean=clean, classes=classes)
+        return make_split(
+            root, listing.names, labels, is_there=is_there, partial=self.partial, source=SOURCE
+        )
+
+    def _read(self, folder: Path, file: str, expected: int) -> Listing:
+        path = folder / "split" / file
+        listing = read_list(path, _NUM_CLASSES, source=SOURCE)
+        check_count(
+            path,
+            len(listing.names),
+            range(expected, expected + 1),
+            partial=self.partial,
+            source=SOURCE,
+        )
+        return listing
+
+    def _read_train(self, folder: Path, color: str, noise: float) -> Listing:
+        return self._read(
+            folder, f"{color}_noise_nl_{noise}", _NUM_RED[noise] if color == "red" else _NUM_BLUE
+        )
+
+    def _held_out(self, folder: Path) -> frozenset[str]:
+        clean, *noisy = (self._read_train(folder, "red", noise).names for noise in LEVELS)
+        held_out = frozenset(clean).difference(*noisy)
+        if not held_out:
+            raise ValueError(
+                f"held_out_set=True finds none, as all images of {folder / 'split' / 'red_noise_nl_0.0'} are in the "
+                "lists with noise too; set it to False"
+            )
+        return held_out
+
+
+def _list_folder(root: Path) -> Path:
+    for folder in _LIST_FOLDERS:
+        if (root / folder / "split").is_dir():
+            return root / folder
+    looked = ", ".join(f"{folder}/split".lstrip("/") for folder in _LIST_FOLDERS)
+    raise Missing(f"{root} has none of the folders {looked}; {SOURCE}")
+
+
+def _read_classes(path: Path) -> tuple[str, ...]:
+    classes = tuple(line for _, line in read_lines(path, SOURCE))
+    if len(classes) != _NUM_CLASSES:
+        raise ValueError(
+            f"{path} has {len(classes)} classes, but the original has {_NUM_CLASSES}; {SOURCE}"
+        )
+    return classes
+
+
+def _select(listing: Listing, rows: list[int]) -> Listing:
+    return Listing(
+        [listing.names[row] for row in rows], array("q", (listing.numbers[row] for row in rows))
+    )
+
+
+def _true_classes(listing: Listing, pure: Listing, path: Path) -> Tensor:
+    """(N,) the class of the synset of each image, which the list without noise tells; −1 for images of the web."""
+    classes: dict[str, int] = {}
+    for name, number in zip(*pure, strict=True):
+        if _SYNSET.match(name) and classes.setdefault(name[:9], number) != number:
+            raise ValueError(
+                f"{path} puts the synset {name[:9]!r} in the classes {classes[name[:9]]} and {number}, but the "
+                f"original has no noise; {SOURCE}"
+            )
+    clean = []
+    for name in listing.names:
+        if _SYNSET.match(name) and name[:9] not in classes:
+            raise ValueError(
+                f"{path} has no image of the synset of {name!r}, so its class is unknown; {SOURCE}"
+            )
+        clean.append(classes.get(name[:9], -1))
+    return torch.tensor(clean, dtype=torch.int64)
+
+
+def _locate_train(root: Path, listing: Listing, file: str, *, partial: bool) -> bool:
+    """Find the images of ImageNet and those of the web, which may be in different folders."""
+    is_there = True
+    is_web = [not _SYNSET.match(name) for name in listing.names]
+    for wanted in (False, True):
+        rows = [row for row, each in enumerate(is_web) if each == wanted]
+        part = _select(listing, rows)
+        places = ["all_images/{name}", *(["noisy_images/{name}"] if wanted else [])]
+        places += [f"training/{file}/{{label}}/{{name}}", f"training/{file}/{{name}}"]
+        templates = [folder + place for place in places for folder in _IMAGE_FOLDERS]
+        is_there &= locate(root, part, templates, partial=partial)
+        for row, name in zip(rows, part.names, strict=True):
+            listing.names[row] = name
+    return is_there
+
+
+def _locate_test(root: Path, listing: Listing, *, partial: bool) -> bool:
+    places = ("validation/{label}/{name}", "validation/{name}", "all_validation/{name}")
+    templates = [folder + place for place in places for folder in _IMAGE_FOLDERS]
+    return locate(root, listing, templates, partial=partial)

@@ -1,0 +1,1 @@
+"""What commands and Python have in common: one function for each thing that is done with runs."""

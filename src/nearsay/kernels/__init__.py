@@ -1,1 +1,0 @@
-"""Fast paths with the signature of the plain functions they imitate."""

@@ -1,0 +1,1 @@
+"""Training: an experiment in, a run folder out."""

@@ -1,0 +1,838 @@
+"""Stand-ins with the exact layout of the originals, written here; the real files have other contents and other md5."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import pickle
+import pickletools
+import re
+import struct
+import tarfile
+import threading
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from nearsay.data import cifar
+from nearsay.data.cifar import ORIGINALS, Cifar10, Cifar100, fetch
+
+REAL_OPCODES = set(  # of the real files
+    re.findall(
+        r"\w+",
+        "APPENDS BININT BININT1 BININT2 BINPUT BINSTRING BUILD EMPTY_DICT EMPTY_LIST GLOBAL LONG_BINPUT MARK NEWFALSE "
+        "NONE PROTO REDUCE SETITEMS SHORT_BINSTRING STOP TUPLE TUPLE1 TUPLE2 TUPLE3",
+    )
+)
+
+
+def python2(value):
+    """What cPickle of Python 2 writes at protocol 2, without the memo."""
+    if isinstance(value, dict):
+        return b"}(" + b"".join(python2(key) + python2(item) for key, item in value.items()) + b"u"
+    if isinstance(value, list):
+        return b"](" + b"".join(map(python2, value)) + b"e"
+    if isinstance(value, str):
+        return b"U" + bytes([len(value)]) + value.encode()
+    if isinstance(value, int):
+        return b"K" + bytes([value]) if 0 <= value < 256 else b"J" + struct.pack("<i", value)
+    return array_opcodes(value.shape, value.tobytes(), str(value.dtype.str))
+
+
+def array_opcodes(shape, content, kind, fortran=b"\x89"):
+    sides = b"".join(b"J" + struct.pack("<i", side) for side in shape) + (
+        b"\x86" if len(shape) == 2 else b"\x85"
+    )
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R"
+    kinds = (
+        b"cnumpy\ndtype\nU\2"
+        + kind[1:].encode()
+        + b"K\0K\1\x87R(K\3U\1"
+        + kind[:1].encode()
+        + b"NNN"
+    )
+    kinds += 2 * (b"J" + struct.pack("<i", -1)) + b"K\0tb"
+    return (
+        made
+        + b"(K\1"
+        + sides
+        + kinds
+        + fortran
+        + b"T"
+        + struct.pack("<i", len(content))
+        + content
+        + b"tb"
+    )
+
+
+def written(value):
+    return b"\x80\2" + python2(value) + b"."
+
+
+class StandIn:
+    """A small copy of a data set as published: a folder whose md5 are those that the loader expects."""
+
+    def __init__(self, name, root, monkeypatch):
+        self.name, self.monkeypatch = name, monkeypatch
+        self.folder = root / ORIGINALS[name].folder
+        self.folder.mkdir(parents=True)
+        is_ten = name == "cifar10"
+        self.num_classes, kind = (10, "") if is_ten else (100, "fine_")
+        generator = np.random.default_rng(7)
+        self.pixels, self.labels = {}, {}
+        for split, files in ORIGINALS[name].splits.items():
+            self.pixels[split] = generator.integers(
+                0, 256, (4 * len(files), 3, 32, 32), dtype=np.uint8
+            )
+            self.labels[split] = generator.integers(0, self.num_classes, 4 * len(files)).tolist()
+            for part, file in enumerate(files):
+                rows = slice(4 * part, 4 * part + 4)
+                record = {"batch_label": f"part {part}", f"{kind}labels": self.labels[split][rows]}
+                record["data"] = self.pixels[split][rows].reshape(4, 3072)
+                record["filenames"] = ["one.png", "two.png", "three.png", "four.png"]
+                self.write(file, written(record))
+        self.classes = tuple(
+            f"{'kind' if is_ten else 'fine kind'} {number}" for number in range(self.num_classes)
+        )
+        meta = {"num_vis": 3072, f"{kind}label_names": list(self.classes)}
+        self.write(
+            ORIGINALS[name].meta, written(meta if is_ten else meta | {"coarse_label_names": ["no"]})
+        )
+
+    def write(self, file, content):
+        (self.folder / file).write_bytes(content)
+        self.change(md5=ORIGINALS[self.name].md5 | {file: hashlib.md5(content).hexdigest()})
+
+    def change(self, **fields):
+        self.monkeypatch.setitem(ORIGINALS, self.name, ORIGINALS[self.name]._replace(**fields))
+
+    def open(self, split="train", **fields):
+        return {"cifar10": Cifar10, "cifar100": Cifar100}[self.name](
+            path=self.folder, **fields
+        ).open(split)
+
+
+@pytest.fixture(params=["cifar10", "cifar100"])
+def data(request, tmp_path, monkeypatch):
+    return StandIn(request.param, tmp_path / "data", monkeypatch)
+
+
+@pytest.fixture
+def ten(tmp_path, monkeypatch):
+    return StandIn("cifar10", tmp_path / "data", monkeypatch)
+
+
+def refusal(call, *arguments, kind=ValueError, **fields):
+    with pytest.raises(kind) as caught:
+        call(*arguments, **fields)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 700
+    return text
+
+
+def test_the_stand_ins_use_only_what_the_originals_use(data):
+    for file in data.folder.iterdir():
+        assert {code.name for code, _, _ in pickletools.genops(file.read_bytes())} <= REAL_OPCODES
+
+
+def test_images_labels_and_classes_come_out_in_order(data):
+    for split in ("train", "test"):
+        inputs, labels = data.open(split)
+        assert inputs.dtype == torch.uint8
+        assert inputs.is_contiguous()
+        assert torch.equal(inputs, torch.from_numpy(data.pixels[split]))
+        assert labels.given.dtype == torch.int64
+        assert labels.given.tolist() == labels.clean.tolist() == data.labels[split]
+        assert labels.given is not labels.clean
+        assert labels.classes == data.classes
+
+
+def test_the_path_may_be_the_folder_or_the_one_above(ten):
+    for path in (ten.folder, ten.folder.parent, str(ten.folder.parent)):
+        assert torch.equal(
+            Cifar10(path=path).open("test").inputs, torch.from_numpy(ten.pixels["test"])
+        )
+
+
+def test_only_images_of_the_classes_that_are_asked_for_are_there(ten):
+    kept = ("kind 7", "kind 0", "kind 3", "kind 4")
+    for split in ("train", "test"):
+        names = [f"kind {number}" for number in ten.labels[split]]
+        rows = [row for row, name in enumerate(names) if name in kept]
+        inputs, labels = ten.open(split, classes=kept)
+        assert 0 < len(rows) < len(names)
+        assert torch.equal(inputs, torch.from_numpy(ten.pixels[split])[rows])
+        assert labels.classes == kept
+        assert [kept[number] for number in labels.given.tolist()] == [names[row] for row in rows]
+        assert torch.equal(labels.clean, labels.given)
+        assert labels.given.data_ptr() != labels.clean.data_ptr()
+
+
+def test_classes_that_are_not_there_are_refused_with_those_there_are(ten):
+    for classes in ((), ("kind 1", "kind 1"), ("kind 1", "cat")):
+        assert refusal(ten.open, classes=classes).startswith(
+            f"classes={classes} must be some of kind 0, kind 1, "
+        )
+    text = refusal(
+        Cifar10, path=ten.folder, labels="human.npz", column="worse", classes=("kind 1",)
+    )
+    assert text.startswith("classes=('kind 1',) cannot be kept with labels='human.npz'")
+
+
+def test_an_array_in_the_order_of_fortran_is_understood(ten):
+    pixels = ten.pixels["test"].reshape(4, 3072)
+    record = written({"labels": ten.labels["test"]})[:-2]  # without the end of the dictionary
+    array = array_opcodes(pixels.shape, pixels.tobytes(order="F"), "|u1", fortran=b"\x88")
+    ten.write("test_batch", record + python2("data") + array + b"u.")
+    assert torch.equal(ten.open("test").inputs, torch.from_numpy(ten.pixels["test"]))
+
+
+def test_other_splits_are_refused_with_those_there_are(data):
+    title = ORIGINALS[data.name].title
+    assert (
+        refusal(data.open, "validation")
+        == f"split='validation' is not in {title}; it has train and test"
+    )
+
+
+def test_the_published_md5_are_all_different_and_whole():
+    known = [
+        md5
+        for original in ORIGINALS.values()
+        for md5 in (original.archive_md5, *original.md5.values())
+    ]
+    assert len(set(known)) == 12
+    assert all(re.fullmatch("[0-9a-f]{32}", md5) for md5 in known)
+    for original in ORIGINALS.values():
+        assert original.md5.keys() == {
+            original.meta,
+            *original.splits["train"],
+            *original.splits["test"],
+        }
+
+
+def test_every_file_that_is_read_is_compared_with_the_original(data):
+    original = ORIGINALS[data.name]
+    for file in original.md5:
+        content = (data.folder / file).read_bytes()
+        for wrong in (
+            content[:-1],
+            content[:-1] + b"x",
+            content + b"x",
+            b"",
+            Hostile(data.folder / "ran").pickle(),
+        ):
+            (data.folder / file).write_bytes(wrong)
+            text = refusal(data.open, "test" if file.startswith("test") else "train")
+            assert (
+                f"{file} has md5 {hashlib.md5(wrong).hexdigest()}, but the original has {original.md5[file]}"
+                in text
+            )
+            assert text.endswith(f"remove its folder and unpack {original.address} again")
+        (data.folder / file).write_bytes(content)
+    assert not (data.folder / "ran").exists()
+    assert data.open("train")
+
+
+def test_a_file_much_too_large_is_not_read_to_its_end(ten, monkeypatch):
+    monkeypatch.setattr(cifar, "_LARGEST_FILE", 1000)
+    assert "test_batch has md5" in refusal(ten.open, "test")
+
+
+def test_what_is_missing_is_named_with_where_it_comes_from(data, tmp_path):
+    original = ORIGINALS[data.name]
+    (data.folder / original.splits["train"][0]).unlink()
+    assert f"{data.folder} has no file {original.splits['train'][0]}; remove" in refusal(
+        data.open, "train"
+    )
+    kind = {"cifar10": Cifar10, "cifar100": Cifar100}[data.name]
+    text = refusal(kind(path=tmp_path / "nowhere").open, "train")
+    assert (
+        f"{original.title} is not in {tmp_path / 'nowhere'}: there is no {original.folder}/{original.meta}"
+        in text
+    )
+    assert (
+        f"unpack {original.address} there, or run nearsay data get {data.name} --to {tmp_path / 'nowhere'}"
+        in text
+    )
+
+
+class Hostile:
+    def __init__(self, sentinel, call=os.mkdir):
+        self.call, self.sentinel = call, sentinel
+
+    def __reduce__(self):
+        return self.call, (str(self.sentinel),)
+
+    def pickle(self, protocol=2):
+        return pickle.dumps(self, protocol)
+
+
+def calling(module, name, argument):
+    return (
+        b"\x80\2c"
+        + f"{module}\n{name}\n".encode()
+        + b"U"
+        + bytes([len(argument)])
+        + argument.encode()
+        + b"\x85R."
+    )
+
+
+@pytest.mark.parametrize("file", ["test_batch", "batches.meta"])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "mkdir"),
+        ("posix", "system"),
+        ("__builtin__", "eval"),
+        ("builtins", "exec"),
+        ("builtins", "getattr"),
+        ("subprocess", "check_output"),
+        ("numpy", "load"),
+        ("numpy.core.multiarray", "scalar"),
+        ("numpy.core.multiarray", "_reconstruct.__globals__"),
+        ("torch", "load"),
+        ("_codecs", "encode"),
+        ("copyreg", "_reconstructor"),
+    ],
+)
+def test_nothing_that_a_pickle_asks_for_is_called(ten, tmp_path, module, name, file):
+    sentinel = tmp_path / "ran"
+    argument = (
+        f"__import__('os').mkdir('{sentinel}')" if name in ("eval", "exec") else str(sentinel)
+    )
+    ten.write(
+        file,
+        calling(
+            module, name, f"mkdir {sentinel}" if name in ("system", "check_output") else argument
+        ),
+    )
+    assert f"{file} is not read: it asks for {module}.{name}, which no original does" in refusal(
+        ten.open, "test"
+    )
+    assert not sentinel.exists()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_no_protocol_is_a_way_around(ten, tmp_path, protocol):
+    ten.write("test_batch", Hostile(tmp_path / "ran").pickle(protocol))
+    assert re.search(r"test_batch is not read: it asks for \w+\.mkdir", refusal(ten.open, "test"))
+    assert not (tmp_path / "ran").exists()
+
+
+LABELS = b"U\6labels](K\1K\2e"
+BAD_PICKLES = {
+    "empty": b"",
+    "no pickle": b"hello",
+    "cut short": written({"labels": [1, 2]})[:-3],
+    "a list": written([1, 2]),
+    "a number": b"\x80\2K\1.",
+    "no data": written({"labels": [1, 2]}),
+    "data that are text": written({"labels": [1, 2], "data": "pixels"}),
+    "an array that was never filled": b"\x80\2}(" + LABELS + b"U\4datacnumpy\nndarray\n)Ru.",
+    "other types": written({"labels": [1, 2], "data": np.zeros((2, 3072), np.int64)}),
+    "floats": written({"labels": [1, 2], "data": np.zeros((2, 3072), np.float32)}),
+    "fewer labels": written({"labels": [1], "data": np.zeros((2, 3072), np.uint8)}),
+    "labels that are names": written({"labels": ["a", "b"], "data": np.zeros((2, 3072), np.uint8)}),
+    "another shape": written({"labels": [1, 2], "data": np.zeros((2, 3071), np.uint8)}),
+    "a shape larger than the content": b"\x80\2}("
+    + LABELS
+    + b"U\4data"
+    + array_opcodes((2**30, 3072), b"x", "|u1")
+    + b"u.",
+    "objects": b"\x80\2}("
+    + LABELS
+    + b"U\4data"
+    + array_opcodes((2, 3072), b"x" * 6144, "|O8")
+    + b"u.",
+    "a persistent id": b"\x80\2U\1xQ.",
+    "an extension": b"\x80\2\x82\1.",
+    "a long text": b"\x80\2T" + struct.pack("<i", 2**31 - 1) + b"x.",
+    "a longer text": b"\x80\4\x8e" + struct.pack("<Q", 2**62) + b"x.",
+    "a huge frame": b"\x80\4\x95" + struct.pack("<Q", 2**62) + b"x.",
+    "a far place in the memo": b"\x80\2K\1r" + struct.pack("<I", 2**25) + b".",
+}
+
+
+@pytest.mark.parametrize("content", BAD_PICKLES.values(), ids=BAD_PICKLES.keys())
+def test_bad_pickles_are_refused_and_reserve_no_memory(ten, content):
+    ten.write("test_batch", content)
+    tracemalloc.start()
+    try:
+        assert "test_batch is not read: " in refusal(ten.open, "test")
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+
+
+PUBLIC = {
+    "worse": "worse_label",
+    "random2": "random_label2",
+    "clean": "clean_label",
+    "noisy": "noisy_label",
+}
+
+
+def human(data, column="worse"):
+    clean = np.array(data.labels["train"])
+    return {"clean": clean, column: (clean + np.arange(len(clean)) % 3) % data.num_classes}
+
+
+def saved(path, arrays, kind):
+    if kind.endswith("npz"):
+        arrays = (
+            arrays if kind == "npz" else {PUBLIC[name]: values for name, values in arrays.items()}
+        )
+        np.savez(path.with_suffix(".npz"), **arrays)
+        return path.with_suffix(".npz")
+    values = {
+        PUBLIC[name]: torch.from_numpy(each) if "tensor" in kind else each
+        for name, each in arrays.items()
+    }
+    torch.save(
+        values | {"note": "not an array"},
+        path.with_suffix(".pt"),
+        _use_new_zipfile_serialization="old" not in kind,
+    )
+    return path.with_suffix(".pt")
+
+
+KINDS = [
+    "npz",
+    "public npz",
+    "pt of tensors",
+    "pt of arrays",
+    "old pt of tensors",
+    "old pt of arrays",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("column", ["worse", "random2"])
+@pytest.mark.parametrize("number", [np.int64, np.uint8])
+def test_human_labels_are_given_in_training_and_never_in_the_test(
+    ten, tmp_path, kind, column, number
+):
+    arrays = {name: values.astype(number) for name, values in human(ten, column).items()}
+    path = saved(tmp_path / "human", arrays, kind)
+    for name in (column, PUBLIC[column]):
+        labels = ten.open(labels=path, column=name).labels
+        assert labels.given.dtype == torch.int64
+        assert labels.given.tolist() == arrays[column].tolist()
+        assert labels.clean.tolist() == ten.labels["train"]
+    labels = ten.open("test", labels=str(path), column=column).labels
+    assert labels.given.tolist() == labels.clean.tolist() == ten.labels["test"]
+
+
+def test_arrays_that_an_older_numpy_wrote_are_read(ten, tmp_path):
+    path = saved(tmp_path / "human", human(ten), "old pt of arrays")
+    path.write_bytes(path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    assert b"numpy.core.multiarray" in path.read_bytes()
+    assert (
+        ten.open(labels=path, column="worse").labels.given.tolist() == human(ten)["worse"].tolist()
+    )
+
+
+def test_big_endian_arrays_are_read(ten, tmp_path):
+    arrays = {name: values.astype(">i4") for name, values in human(ten).items()}
+    for kind in ("npz", "pt of arrays"):
+        path = saved(tmp_path / "human", arrays, kind)
+        assert (
+            ten.open(labels=path, column="worse").labels.given.tolist()
+            == human(ten)["worse"].tolist()
+        )
+
+
+@pytest.mark.parametrize("column", [None, "noisy", "noisy_label"])
+def test_the_only_column_of_a_hundred_classes_need_not_be_named(tmp_path, monkeypatch, column):
+    hundred = StandIn("cifar100", tmp_path / "data", monkeypatch)
+    path = saved(tmp_path / "human", human(hundred, "noisy"), "pt of arrays")
+    assert (
+        hundred.open(labels=path, column=column).labels.given.tolist()
+        == human(hundred, "noisy")["noisy"].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        (
+            {"labels": "a.npz"},
+            "column=None is not in CIFAR-10N; choose aggre or worse or random1 or random2 or random3",
+        ),
+        (
+            {"labels": "a.npz", "column": "worst"},
+            "column='worst' is not in CIFAR-10N; choose aggre or",
+        ),
+        ({"labels": "a.npz", "column": "clean"}, "column='clean' is not in CIFAR-10N"),
+        ({"column": "worse"}, "column='worse' needs labels=, the path of the CIFAR-10N file"),
+        (
+            {"labels": "a.npz", "column": "worse"},
+            "labels='a.npz' is not there; expected is the public CIFAR-10_human.pt, or an .npz",
+        ),
+        ({"labels": "a.pt", "column": "worse"}, "labels='a.pt' is not there"),
+        (
+            {"labels": __file__, "column": "worse"},
+            ".py' is no .pt or .npz; expected is the public CIFAR-10_h",
+        ),
+        ({"labels": os.sep, "column": "worse"}, f"labels='{os.sep}' is no .pt or .npz"),
+    ],
+)
+def test_a_column_or_file_that_is_not_there_is_refused(ten, fields, complaint):
+    assert complaint in refusal(ten.open, "train", **fields)
+
+
+@pytest.mark.parametrize("kind", ["npz", "pt of tensors", "pt of arrays"])
+def test_labels_of_other_data_are_refused(ten, tmp_path, kind):
+    def attempt(**changes):
+        arrays = {
+            name: values for name, values in (human(ten) | changes).items() if values is not None
+        }
+        return refusal(
+            ten.open, "train", labels=saved(tmp_path / "human", arrays, kind), column="worse"
+        )
+
+    clean, worse = human(ten).values()
+    swapped = np.roll(clean, 1)
+    count = int((swapped != clean).sum())
+    assert f"{count} of 20 clean labels in {tmp_path / 'human'}" in attempt(clean=swapped)
+    assert re.search(
+        r"clean(_label)? in .* is int64 \(19,\); it must be 20 class numbers",
+        attempt(clean=clean[1:]),
+    )
+    assert re.search(r"worse(_label)? in .* is int64 \(20, 1\)", attempt(worse=worse[:, None]))
+    assert re.search(
+        "worse.* holds 10; CIFAR-10 has the classes 0 to 9", attempt(worse=worse * 0 + 10)
+    )
+    assert re.search("worse.* holds -1; CIFAR-10 has", attempt(worse=worse * 0 - 1))
+    assert re.search(
+        r"has no worse labels, only \['clean(_label)?'\]; expected is the public",
+        attempt(worse=None),
+    )
+    assert re.search(
+        r"has no clean labels, only \['worse(_label)?'\]; expected is the public",
+        attempt(clean=None),
+    )
+    assert re.search(
+        "is float64 .20,.; it must be|not one of whole numbers|more than arrays",
+        attempt(worse=worse / 1),
+    )
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("call", [os.mkdir, os.system, eval, np.load, torch.load, getattr])
+def test_nothing_that_a_pt_asks_for_is_called(ten, tmp_path, call, old):
+    sentinel, path = tmp_path / "ran", tmp_path / "human.pt"
+    argument = {os.system: f"mkdir {sentinel}", eval: f"__import__('os').mkdir('{sentinel}')"}.get(
+        call, sentinel
+    )
+    values = human(ten) | {"more": Hostile(argument, call)}
+    torch.save(values, path, _use_new_zipfile_serialization=not old)
+    text = refusal(ten.open, "train", labels=path, column="worse")
+    assert re.search(
+        rf"human.pt is not read: it asks for [\w.]*\b{call.__name__}; expected is the public", text
+    )
+    assert "weights_only" not in text
+    assert not sentinel.exists()
+
+
+def test_what_the_program_trusts_elsewhere_is_not_trusted_here(ten, tmp_path):
+    trusted = [os.path.basename, np.ndarray, np.dtype]
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals(trusted)
+    try:
+        torch.save(human(ten) | {"more": Hostile("a", os.path.basename)}, tmp_path / "human.pt")
+        assert "is not read: it asks for posixpath.basename" in refusal(
+            ten.open, "train", labels=tmp_path / "human.pt", column="worse"
+        )
+        path = saved(tmp_path / "human", human(ten), "pt of arrays")
+        assert ten.open(labels=path, column="worse")
+        assert set(torch.serialization.get_safe_globals()) == {*before, *trusted}
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
+@pytest.mark.parametrize(
+    "value", ["text", [1, 2], {"a": 1}, None, 3.5, torch.zeros(20, dtype=torch.bfloat16)]
+)
+def test_a_pt_of_other_things_is_refused(ten, tmp_path, value):
+    torch.save(human(ten) | {"worse": value}, tmp_path / "human.pt")
+    text = refusal(ten.open, "train", labels=tmp_path / "human.pt", column="worse")
+    assert (
+        "human.pt has no worse labels, only ['clean']" in text or "human.pt is not read: " in text
+    )
+    torch.save(value, tmp_path / "human.pt")
+    text = refusal(ten.open, "train", labels=tmp_path / "human.pt", column="worse")
+    kind = (
+        "labels, only other things; "
+        if isinstance(value, dict)
+        else f"no arrays by name but a {type(value).__name__}; "
+    )
+    assert (
+        f"{kind}expected is the public" in text
+        or "human.pt is not read: it holds more than arrays;" in text
+    )
+
+
+def test_an_npz_with_objects_is_refused_unopened(ten, tmp_path):
+    np.savez(
+        tmp_path / "human.npz",
+        **human(ten),
+        more=np.array([Hostile(tmp_path / "ran")], dtype=object),
+    )
+    said = (
+        "human.npz is not read: it is cut short, damaged or of another kind; expected is the public"
+    )
+    assert said in refusal(ten.open, "train", labels=tmp_path / "human.npz", column="worse")
+    (tmp_path / "human.npz").write_bytes(Hostile(tmp_path / "ran").pickle())
+    assert said in refusal(ten.open, "train", labels=tmp_path / "human.npz", column="worse")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("ending", ["npz", "pt"])
+def test_labels_that_unpack_to_too_much_are_refused_unread(ten, tmp_path, ending):
+    path = tmp_path / f"human.{ending}"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("worse.npy", "w") as file,
+    ):
+        for _ in range(65):
+            file.write(bytes(2**20))
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        text = refusal(ten.open, "train", labels=path, column="worse")
+        assert (
+            f"human.{ending} is not read: it would unpack to {65 * 2**20} bytes; expected is"
+            in text
+        )
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_cut_short_are_refused(ten, tmp_path, kind):
+    path = saved(tmp_path / "human", human(ten), kind)
+    content = path.read_bytes()
+    for share in (0, 0.3, 0.6, 0.95):
+        path.write_bytes(content[: int(share * len(content))])
+        text = refusal(ten.open, "train", labels=path, column="worse")
+        reason = re.search(r" is not read: (.*); expected is the public", text)[1]
+        assert reason.startswith(
+            ("it is cut short, damaged or of another kind", "it holds more than", "it asks for ")
+        )
+
+
+def packed(data, *, without=(), more=()):
+    """The archive of a stand-in, whose md5 becomes that of the original; `more` is (TarInfo, content) pairs."""
+    original, buffer = ORIGINALS[data.name], io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.add(data.folder, original.folder, recursive=False)
+        for file in original.md5:
+            if file not in without:
+                tar.add(data.folder / file, f"{original.folder}/{file}")
+        for name in original.leftovers:
+            more = [*more, (tarfile.TarInfo(f"{original.folder}/{name}"), b"a note")]
+        for info, content in more:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return addressed(data, buffer.getvalue())
+
+
+def addressed(data, content):
+    path = data.folder.parent / "archive.tar.gz"
+    path.write_bytes(content)
+    data.change(archive_md5=hashlib.md5(content).hexdigest())
+    return path.as_uri()
+
+
+def test_an_archive_is_fetched_verified_and_read(data, tmp_path):
+    address, target = packed(data), tmp_path / "new" / "place"
+    found = fetch(data.name, target, address)
+    assert found == target / ORIGINALS[data.name].folder
+    assert {path.name for path in found.iterdir()} == ORIGINALS[
+        data.name
+    ].md5.keys()  # leftovers are left
+    assert [path.name for path in target.iterdir()] == [found.name]
+    kind = {"cifar10": Cifar10, "cifar100": Cifar100}[data.name]
+    assert torch.equal(
+        kind(path=target).open("train").inputs, torch.from_numpy(data.pixels["train"])
+    )
+
+
+def test_what_is_there_is_not_fetched_again_but_verified(ten):
+    assert fetch("cifar10", ten.folder.parent, "http://nowhere.invalid/") == ten.folder
+    (ten.folder / "test_batch").write_bytes(b"x")
+    text = refusal(fetch, "cifar10", ten.folder.parent, "http://nowhere.invalid/")
+    assert f"{ten.folder / 'test_batch'} has md5 " in text
+    (ten.folder / "test_batch").unlink()
+    assert "has no file test_batch" in refusal(
+        fetch, "cifar10", ten.folder.parent, "http://nowhere.invalid/"
+    )
+
+
+def member(name, kind=tarfile.REGTYPE, link=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+FOLDER = "cifar-10-batches-py"
+BAD_MEMBERS = {
+    "above": member("../escaped"),
+    "above in between": member(f"{FOLDER}/../../escaped"),
+    "above by a known name": member(f"{FOLDER}/../{FOLDER}/test_batch"),
+    "absolute": member("/tmp/nearsay-escaped"),
+    "a link": member(f"{FOLDER}/test_batch", tarfile.SYMTYPE, "/etc/passwd"),
+    "a hard link": member(f"{FOLDER}/test_batch", tarfile.LNKTYPE, "/etc/passwd"),
+    "a link for the folder": member(FOLDER, tarfile.SYMTYPE, "/tmp"),
+    "a file for the folder": member(FOLDER),
+    "a folder for a file": member(f"{FOLDER}/test_batch", tarfile.DIRTYPE),
+    "a pipe": member(f"{FOLDER}/test_batch", tarfile.FIFOTYPE),
+    "a device": member(f"{FOLDER}/test_batch", tarfile.CHRTYPE),
+    "one more file": member(f"{FOLDER}/more.py"),
+    "one more folder": member(f"{FOLDER}/more", tarfile.DIRTYPE),
+    "a file of another data set": member("cifar-100-python/train"),
+}
+
+
+@pytest.mark.parametrize("info", BAD_MEMBERS.values(), ids=BAD_MEMBERS.keys())
+def test_archives_with_anything_else_are_refused_before_anything_is_written(ten, tmp_path, info):
+    target = tmp_path / "target"
+    address = packed(ten, without=["test_batch"], more=[(info, b"")])
+    text = refusal(fetch, "cifar10", target, address)
+    assert text.startswith(
+        f"the archive of CIFAR-10 is not unpacked: unexpected member {info.name!r}"
+    )
+    assert list(target.iterdir()) == []
+    assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name]
+    assert not os.path.exists("/tmp/nearsay-escaped")
+
+
+def test_archives_with_the_right_names_and_wrong_contents_are_refused(ten, tmp_path):
+    target = tmp_path / "target"
+    wrong = member(f"{FOLDER}/test_batch")
+    assert "test_batch has md5" in refusal(
+        fetch, "cifar10", target, packed(ten, more=[(wrong, b"other")])
+    )
+    assert "has no file test_batch" in refusal(
+        fetch, "cifar10", target, packed(ten, without=["test_batch"])
+    )
+    assert list(target.iterdir()) == []
+
+
+def test_archives_that_are_none_are_refused(ten, tmp_path):
+    address = packed(ten)
+    content = (ten.folder.parent / "archive.tar.gz").read_bytes()
+    broken = bytearray(content)
+    broken[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    for wrong in (
+        content[: len(content) // 2],
+        bytes(broken),
+        b"",
+        b"<html>",
+        gzip.compress(b"no tar" * 1000),
+    ):
+        assert addressed(ten, wrong) == address
+        text = refusal(fetch, "cifar10", tmp_path / "target", address)
+        assert (
+            "the archive of CIFAR-10 is not unpacked: " in text or " has md5 " in text
+        )  # the half that was unpacked
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+def test_an_archive_of_another_md5_is_not_even_opened(ten, tmp_path, monkeypatch):
+    address = packed(ten)
+    found = ORIGINALS["cifar10"].archive_md5
+    ten.change(archive_md5="c58f30108f718f92721af3b95e74349a")
+    monkeypatch.delattr(tarfile, "open")
+    text = refusal(fetch, "cifar10", tmp_path / "target", address)
+    assert (
+        f"bytes from {address} have md5 {found}, but the original has c58f30108f718f92721af3b95e74349a"
+        in text
+    )
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+def test_a_download_without_end_is_given_up(ten, tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "_LARGEST_FILE", 2**21)
+    endless = tmp_path / "endless"
+    endless.touch()
+    os.truncate(endless, 2**40)
+    assert re.match(
+        f"{3 * 2**20} bytes from ", refusal(fetch, "cifar10", tmp_path / "target", endless.as_uri())
+    )
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if self.path == "/short":  # promises more than it sends
+            self.send_response(200)
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            self.wfile.write(b"x" * 1000)
+        elif self.path == "/garbage":
+            self.wfile.write(b"this is not HTTP\r\n\r\n")
+        else:
+            super().do_GET()
+
+
+@pytest.fixture
+def server(ten):
+    folder = str(ten.folder.parent)
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *arguments: Handler(*arguments, directory=folder)
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_is_asked_over_the_network(ten, server, tmp_path):
+    packed(ten)
+    assert fetch("cifar10", tmp_path / "target", f"{server}/archive.tar.gz").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("page", "kind", "complaint"),
+    [
+        (
+            "missing",
+            OSError,
+            "cannot be downloaded (HTTP Error 404: File not found); check network and disk",
+        ),
+        ("garbage", OSError, "cannot be downloaded ("),
+        ("short", (ValueError, OSError), "/short "),
+    ],
+)
+def test_trouble_of_the_network_is_one_sentence(server, tmp_path, page, kind, complaint):
+    assert complaint in refusal(
+        fetch, "cifar10", tmp_path / "target", f"{server}/{page}", kind=kind
+    )
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:9/a", "file:///nowhere/a", "nonsense", "http://[bad/", "x:y"]
+)
+def test_addresses_that_do_not_answer_are_one_sentence(tmp_path, address):
+    text = refusal(fetch, "cifar100", tmp_path, address, kind=OSError)
+    assert text.startswith(f"{address} cannot be downloaded (")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(tmp_path):
+    assert refusal(fetch, "cifar", tmp_path) == "name='cifar' is none of cifar10, cifar100"

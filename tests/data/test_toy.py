@@ -1,0 +1,110 @@
+import math
+
+import pytest
+import torch
+from scipy.stats import kstest, norm
+from torch.testing import assert_close
+
+from nearsay import rng
+from nearsay.data.toy import Toy
+
+
+def test_shapes_types_and_labels():
+    for split, num in (("train", 2000), ("test", 4000)):
+        inputs, labels = Toy().open(split)
+        assert inputs.shape == (num, 32)
+        assert inputs.dtype == torch.float32
+        assert labels.classes == tuple("01234567")
+        assert labels.clean.tolist() == [i % 8 for i in range(num)]
+        assert torch.equal(labels.given, labels.clean)
+        assert labels.given is not labels.clean
+
+
+def test_every_number_follows_from_the_seed_by_the_inverse_normal():
+    data = Toy(num_classes=3, num_features=5, num_train=7, num_test=4, distance=2.0, seed=9)
+    for split, num in (("train", 7), ("test", 4)):
+        inputs = data.open(split).inputs
+        for example in range(num):
+            directions = deviates("toy centers", example % 3, 9)
+            scale = 2.0 / math.sqrt(sum(value**2 for value in directions))
+            noise = deviates(f"toy {split}", example, 9)
+            expected = [
+                scale * direction + value
+                for direction, value in zip(directions, noise, strict=True)
+            ]
+            assert_close(inputs[example], torch.tensor(expected))
+
+
+def deviates(purpose, example, seed):
+    words = rng.words(seed, purpose, 0, torch.tensor(example), 5).tolist()
+    return [float(norm.ppf((word + 0.5) / 2**32)) for word in words]
+
+
+def test_the_rarest_words_are_finite_and_opposite(monkeypatch):
+    monkeypatch.setattr(
+        rng, "words", lambda *arguments: torch.tensor([[0, 2**32 - 1]]).expand(2, 2)
+    )
+    inputs = Toy(num_classes=2, num_features=2, num_train=2, distance=0.0).open("train").inputs
+    assert_close(inputs, torch.tensor([[-6.3380, 6.3380]] * 2), atol=1e-3, rtol=0)
+
+
+def test_points_are_normal_around_centers_at_the_distance():
+    inputs, labels = Toy(num_train=40_000, distance=5.0).open("train")
+    centers = torch.stack([inputs[labels.clean == number].mean(dim=0) for number in range(8)])
+    assert_close(
+        centers.norm(dim=1), torch.full((8,), 5.0), atol=0.1, rtol=0
+    )  # 5 ± 1/√5000 a direction
+    residuals = (inputs - centers[labels.clean]).flatten()[:20_000]
+    assert kstest(residuals.numpy(), "norm").pvalue > 1e-4
+
+
+def test_a_longer_split_continues_a_shorter_one_and_splits_are_apart():
+    short, long = Toy(num_train=10).open("train").inputs, Toy(num_train=30).open("train").inputs
+    assert torch.equal(long[:10], short)
+    assert (
+        torch.cdist(long, Toy().open("test").inputs).min() > 1
+    )  # points in 32 dimensions are far apart
+
+
+def test_another_seed_is_another_data_set():
+    assert torch.equal(Toy(seed=3).open("test").inputs, Toy(seed=3).open("test").inputs)
+    assert torch.cdist(Toy(seed=3).open("test").inputs, Toy(seed=4).open("test").inputs).min() > 1
+
+
+def test_the_global_generator_is_neither_read_nor_moved():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = Toy().open("train").inputs
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(Toy().open("train").inputs, first)
+
+
+def test_distance_zero_puts_all_classes_together():
+    inputs = Toy(distance=0.0, num_train=4000).open("train").inputs
+    assert_close(inputs.mean(dim=0), torch.zeros(32), atol=0.08, rtol=0)  # five standard errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"num_classes": 1}, "num_classes=1 must"),
+        ({"num_features": 0}, "num_features=0 must"),
+        ({"num_train": 2.0}, "num_train=2.0 must"),
+        ({"num_test": True}, "num_test=True must"),
+        ({"distance": -1.0}, "distance=-1.0 must"),
+        ({"distance": math.nan}, "distance=nan must"),
+        ({"distance": math.inf}, "distance=inf must"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Toy(**fields)
+
+
+@pytest.mark.parametrize("split", ["validation", "", "Train"])
+def test_other_splits_are_refused_with_those_there_are(split):
+    with pytest.raises(
+        ValueError, match=f"split='{split}' is not in the toy data; it has train and test"
+    ):
+        Toy().open(split)

@@ -1,0 +1,546 @@
+import errno
+import json
+import os
+import sys
+import time
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from nearsay import config
+from nearsay.batch import Labels
+from nearsay.data import Manifest, Toy, tables
+from nearsay.doors import audit as command
+from nearsay.doors.audit import audit_run
+from nearsay.doors.clean import clean_run
+from nearsay.errors import RunError, TableError
+from nearsay.experiment import Experiment
+from nearsay.label_issues import audit
+from nearsay.models import MLP
+from nearsay.noise import OpenSet
+from nearsay.training import checkpoints as runs
+from nearsay.training.checkpoints import write_whole
+from nearsay.training.loop import train
+from nearsay.training.propagate import propagate
+from nearsay.training.run_folder import read_labels
+from nearsay.training.splits import open_splits
+
+TOY = ["data.num_train=400", "data.num_test=100", "batch_size=100"]
+DYNAMICS = "dynamics.safetensors"
+PHOTOS = [
+    "size=16",
+    "backbone=resnet18",
+    "weights=none",
+    "epochs=1",
+    "batch_size=8",
+    "method=standard",
+]
+
+
+def trained(folder, recipe, arguments, overrides=()):
+    call = config.apply_overrides(
+        config.call_recipe(recipe, arguments), [*overrides, "machine.device=cpu"]
+    )
+    return train(call.experiment, folder, origin=call.origin)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    trained(folder, "toy", ["epochs=15", "noise=0.3"], [*TOY, "held_out=40"])
+    return folder
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    """A copy of the run that a test may change."""
+    folder = tmp_path / "run"
+    for path in original.rglob("*"):
+        if path.is_file() and "checkpoints" not in path.parts:
+            target = folder / path.relative_to(original)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A run on files, two of which have names that a spreadsheet would calculate, and one of which is no image."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(12):
+        place = root / "images" / ("=cat" if number % 2 else "dog")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (20 * number, 0, 99)).save(place / f"{number}.png")
+    (root / "images" / "dog" / "broken.png").write_bytes(b"no image")
+    arguments = [f"path={root / 'images'}", *PHOTOS, "held_out=0.2"]
+    trained(root / "run", "folder", arguments, ["machine.workers=0", "backbone.width=4"])
+    return root
+
+
+# Auditing
+
+
+@pytest.mark.parametrize("num_classes", [100, 101, 1000])
+def test_the_summary_of_many_classes_holds_no_matrix_of_them(num_classes):
+    given = torch.arange(2 * num_classes) % num_classes
+    found = audit(given, probabilities=torch.eye(num_classes)[given])
+    summary = command._summary(found, Labels(given, None, found.classes), 20, ["ok"] * len(given))
+    assert (summary["noise_matrix"] is None) == (num_classes > 100)
+    assert len(json.dumps(summary, indent=2)) < 250_000
+    assert found.noise_matrix.shape == (
+        num_classes,
+        num_classes,
+    )  # whoever asks for it in Python has it
+
+
+def test_wrong_labels_of_a_run_are_found(run):
+    found = audit_run(run, k=10, device="cpu", report=False)
+    assert found.summary["detection"]["score"]["auroc"] > 0.95
+    assert set(found.summary["detection"]) == {
+        "score",
+        "probabilities",
+        "neighbors",
+        "propagation",
+        "training",
+    }
+    effective = (read_labels(run).given != read_labels(run).clean).float().mean().item()
+    assert found.summary["noise_rate"]["estimate"] == pytest.approx(effective, abs=0.04)
+    assert found.summary["review_for_recall"].keys() == {"0.8", "0.9", "0.95"}
+    assert json.loads((run / "audit.json").read_text()) == found.summary
+
+
+def test_the_table_has_a_row_for_each_example(run):
+    found = audit_run(run, k=7, device="cpu", report=False)
+    cells = tables.read(run / "audit.csv").columns
+    labels = read_labels(run)
+    assert cells["index"] == [str(number) for number in range(400)]
+    assert cells["given_label"] == [labels.classes[number] for number in labels.given.tolist()]
+    assert [cell == "true" for cell in cells["is_label_issue"]] == found.audit.is_issue.tolist()
+    assert [float(cell) for cell in cells["label_score"]] == pytest.approx(
+        found.audit.scores.tolist(), abs=1e-6
+    )
+    assert cells["status"].count("held out") == 40
+    nearest = json.loads(cells["neighbors"][3])
+    assert len(nearest) == 7
+    assert nearest[0][1] == labels.classes[labels.given[nearest[0][0]]]
+
+
+def test_the_same_run_gives_the_same_bytes(run):
+    contents = []
+    for pause in (0.0, 1.1):  # archives may hold the second when they were written
+        time.sleep(pause)
+        audit_run(run, device="cpu", report=False)
+        clean_run(run)
+        contents.append({path.name: path.read_bytes() for path in run.iterdir() if path.is_file()})
+    assert contents[0] == contents[1]
+
+
+def test_other_formats_are_written_when_asked_for(run):
+    found = audit_run(run, device="cpu", report=False, parquet=True, spreadsheet=True)
+    names = {path.name for path in found.files}
+    assert names == {"audit.csv", "audit.json", "audit.parquet", "audit-spreadsheet.csv"}
+    assert (
+        tables.read(run / "audit.parquet").columns["index"]
+        == tables.read(run / "audit.csv").columns["index"]
+    )
+
+
+def locked(_, operation):
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def closed(path, content):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("locked", "in use by .*; wait for it, or"), ("closed", "Read-only file system;")],
+)
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_computed(
+    run, monkeypatch, kind, told
+):
+    audit_run(run, device="cpu", report=False)
+    if kind == "locked":
+        monkeypatch.setattr(runs.fcntl, "lockf", locked)
+    else:
+        monkeypatch.setattr(runs, "_write_flushed", closed)
+    monkeypatch.setattr(command, "audit", None)
+    for verb in (audit_run, clean_run):
+        with pytest.raises(RunError, match=f"{told} copy the run to another folder and use that$"):
+            verb(run)
+    with pytest.raises(RunError, match=f"{told} choose another file with --out$"):
+        propagate(run)
+    if kind == "locked":
+        assert propagate(run, out=run.parent / "elsewhere.npz")["num_examples"] == 400
+
+
+def test_an_audit_of_no_run_makes_no_folder(tmp_path):
+    with pytest.raises(RunError):
+        audit_run(tmp_path / "mistyped")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_audit_that_is_cut_short_leaves_no_table_without_its_doubts(run, monkeypatch):
+    def cut_short(path, content):
+        write_whole(path, content)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "write_whole", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        audit_run(run, device="cpu", report=False)
+    assert [path.name for path in run.glob("audit*")] == ["audit.json"]
+
+
+@pytest.mark.parametrize("change", ["shifted", "twice", "floating", "too few", "beyond"])
+def test_predictions_that_do_not_say_whose_they_are_are_refused(run, change):
+    path = run / "predictions" / "train.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    wrong = {
+        "shifted": tensors["indices"] - 1,
+        "twice": tensors["indices"].index_fill(0, torch.tensor([3]), int(tensors["indices"][4])),
+        "floating": tensors["indices"].double(),
+        "too few": tensors["indices"][:-1],
+        "beyond": tensors["indices"] + 1,
+    }
+    path.write_bytes(safetensors.torch.save({**tensors, "indices": wrong[change].contiguous()}))
+    with pytest.raises(RunError, match="does not say which of the 400 examples its rows are"):
+        audit_run(run, device="cpu", report=False)
+    with pytest.raises(RunError, match="does not say which of the 400 examples its rows are"):
+        propagate(run)
+    assert not (run / "audit.csv").exists()
+    assert not (run / "propagated.npz").exists()
+
+
+GRAY = """
+from dataclasses import dataclass
+import torch
+from nearsay.batch import Labels, NoSplit, Split
+from nearsay.experiment import Experiment
+from nearsay.models import ResNet
+from nearsay.optim import Constant
+
+@dataclass(frozen=True, kw_only=True)
+class Gray:
+    num_channels: int
+
+    def open(self, split):
+        if split != "train":
+            raise NoSplit(split)
+        labels, shape = torch.arange(40) % 2, (40, self.num_channels, 16, 16)
+        noise = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(0))
+        pixels = (noise + 100 * labels[:, None, None, None]).to(torch.uint8)
+        pixels[39] = pixels[1]
+        return Split(pixels, Labels(labels, None, ("dark", "bright")))
+
+def recipe(num_channels: int) -> Experiment:
+    data, network = Gray(num_channels=num_channels), ResNet(width=4)
+    return Experiment(
+        data=data, backbone=network, normalize=None, schedule=Constant(), epochs=1, batch_size=20, held_out=0
+    )
+"""
+
+
+@pytest.mark.parametrize(("num_channels", "are_pictures"), [(1, True), (3, True), (2, False)])
+def test_gray_images_are_pictures_and_those_of_other_channels_none(
+    tmp_path, num_channels, are_pictures
+):
+    (tmp_path / "gray.py").write_text(GRAY)
+    trained(tmp_path / "run", str(tmp_path / "gray.py"), [f"num_channels={num_channels}"])
+    inputs, _ = command._open_inputs(command.read_experiment(tmp_path / "run"), "train", 40, "")
+    assert (command._pictures(inputs, torch.arange(40)) is not None) == are_pictures
+    groups = audit_run(tmp_path / "run", device="cpu", report=False).audit.duplicate_groups
+    assert not are_pictures or (groups >= 0).nonzero()[:, 0].tolist() == [1, 39]
+
+
+def test_the_images_of_open_set_noise_are_those_that_the_network_saw():
+    both = {"backbone": MLP(hidden=(4,)), "normalize": None}
+    experiment = Experiment(
+        data=Toy(num_train=40), outside=Toy(num_train=40, seed=1), noise=OpenSet(rate=0.5), **both
+    )
+    inputs, _ = command._open_inputs(experiment, "train", 40, "")
+    assert inputs.equal(open_splits(experiment).inputs)
+    assert int((inputs != experiment.data.open("train").inputs).any(dim=1).sum()) == 20
+
+
+def test_examples_that_are_not_in_the_table_of_predictions_are_unreadable(run):
+    path = run / "predictions" / "train.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    order = order[(order != 5) & (order != 17)]
+    path.write_bytes(
+        safetensors.torch.save({name: tensor[order] for name, tensor in tensors.items()})
+    )
+    found = audit_run(run, device="cpu", report=False)
+    cells = tables.read(run / "audit.csv").columns
+    assert [row for row, status in enumerate(cells["status"]) if status == "unreadable"] == [5, 17]
+    assert cells["label_score"][5] is None
+    assert cells["given_label"][5] is not None
+    assert found.summary["num_unreadable"] == 2
+    assert all(
+        near not in (5, 17) for row in cells["neighbors"] if row for near, _, _ in json.loads(row)
+    )
+    readable = [number for number in range(400) if number not in (5, 17)]
+    assert found.indices.tolist() == readable
+    dynamics = {
+        name: values[readable]
+        for name, values in safetensors.torch.load_file(run / DYNAMICS).items()
+    }
+    expected = (dynamics["confidence"] + dynamics["margin"].sigmoid()) / 2
+    expected[dynamics["count"] == 0] = torch.nan
+    torch.testing.assert_close(found.audit.parts["training"], expected, equal_nan=True)
+
+
+def test_a_run_without_dynamics_is_audited_without_them(run):
+    (run / "dynamics.safetensors").unlink()
+    assert "training" not in audit_run(run, device="cpu", report=False).audit.parts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("predictions/train.safetensors", None, "is missing; train the run to its end first"),
+        ("predictions/train.safetensors", b"nothing", "cannot be read"),
+        ("dynamics.safetensors", b"nothing", "cannot be used"),
+        ("labels.npz", b"nothing", "labels.npz cannot be read: .*; start again in another folder"),
+        ("experiment.json", b"[]", "is no run folder"),
+        ("experiment.json", b"{}", "was trained from Python"),
+    ],
+)
+def test_a_damaged_run_is_told_in_one_sentence(run, name, content, complaint):
+    (run / name).unlink() if content is None else (run / name).write_bytes(content)
+    with pytest.raises(RunError, match=complaint) as caught:
+        audit_run(run, device="cpu", report=False)
+    assert caught.value.code == 65
+    assert not (run / "audit.csv").exists()
+
+
+def test_dynamics_of_other_examples_are_refused(run):
+    tensors = safetensors.torch.load_file(run / "dynamics.safetensors")
+    short = {name: tensor[:-1] for name, tensor in tensors.items()}
+    (run / "dynamics.safetensors").write_bytes(safetensors.torch.save(short))
+    with pytest.raises(RunError, match="it is not of 400 examples"):
+        audit_run(run, device="cpu", report=False)
+
+
+def test_the_page_is_drawn_unless_it_is_not_wanted(run):
+    assert audit_run(run, device="cpu", report=False).page is None
+    assert not (run / "report.html").exists()
+    found = audit_run(run, device="cpu")
+    assert (found.page, found.remark) == (run / "report.html", "")
+    assert found.files[-1] == run / "report.html"
+    page = (run / "report.html").read_bytes()
+    assert f"<b>{found.summary['num_issues']}</b>seem wrong".encode() in page
+    (run / "corrections.csv").write_text("index,label\n7,nowhere\n")
+    audit_run(run, device="cpu")
+    assert b"label &#39;nowhere&#39; is no class of the run" in (run / "report.html").read_bytes()
+    (run / "corrections.csv").unlink()
+    audit_run(run, device="cpu")
+    assert (run / "report.html").read_bytes() == page
+
+
+def test_a_page_that_cannot_be_drawn_is_no_reason_not_to_audit(run, monkeypatch):
+    (run / "result.json").unlink()
+    found = audit_run(run, device="cpu")
+    assert (found.page, (run / "audit.csv").is_file()) == (None, True)
+    assert "result.json is missing" in found.remark
+    monkeypatch.setitem(sys.modules, "nearsay.report.audited", None)
+    assert "nearsay.report.audited" in audit_run(run, device="cpu").remark
+
+
+# Files
+
+
+def test_paths_are_told_and_formulas_are_quoted_for_spreadsheets_only(photos):
+    audit_run(photos / "run", device="cpu", report=False, k=3, spreadsheet=True)
+    cells = tables.read(photos / "run" / "audit.csv").columns
+    assert cells["path"][0] == "=cat/1.png"
+    assert set(cells["given_label"]) == {"=cat", "dog"}
+    broken = cells["path"].index("dog/broken.png")
+    assert (cells["status"][broken], cells["label_score"][broken]) == ("unreadable", None)
+    assert cells["reason"][broken].startswith("it ")
+    assert str(photos) not in cells["reason"][broken]
+    assert cells["reason"][0] is None
+    quoted = tables.read(photos / "run" / "audit-spreadsheet.csv").columns
+    assert quoted["path"][0] == "'=cat/1.png"
+    assert not [
+        cell for column in quoted.values() for cell in column if cell and cell[0] in "=+-@\t"
+    ]
+
+
+def test_a_manifest_of_the_cleaned_files_can_be_trained_on(photos):
+    audit_run(photos / "run", device="cpu", report=False, k=3)
+    found = clean_run(photos / "run", relabel_above=0.5)
+    assert photos / "run" / "cleaned.csv" in found.files
+    split = Manifest(path=photos / "run" / "cleaned.csv", root=photos / "images").open("train")
+    assert len(split.labels.given) == len(found.given)
+    assert split.labels.classes == ("=cat", "dog")
+    assert torch.equal(split.labels.given, found.given)
+
+
+def test_files_that_are_gone_have_no_path(photos, tmp_path):
+    (photos / "images").rename(tmp_path / "elsewhere")
+    try:
+        audit_run(photos / "run", device="cpu", report=False, k=3)
+        assert set(tables.read(photos / "run" / "audit.csv").columns["path"]) == {None}
+        clean_run(photos / "run")
+    finally:
+        (tmp_path / "elsewhere").rename(photos / "images")
+
+
+# Cleaning
+
+
+def test_sure_suggestions_are_taken_and_poor_labels_dropped(run):
+    audited = audit_run(run, device="cpu", report=False).audit
+    found = clean_run(run, relabel_above=0.9, drop_below=0.3)
+    labels = read_labels(run)
+    sure = audited.is_issue & (audited.suggested.probabilities.double().round(decimals=6) >= 0.9)
+    poor = audited.is_issue & ~sure & (audited.scores < 0.3)
+    assert torch.equal(found.relabeled, sure.nonzero()[:, 0])
+    assert torch.equal(found.dropped, poor.nonzero()[:, 0])
+    assert torch.equal(found.review, (audited.is_issue & ~sure & ~poor).nonzero()[:, 0])
+    assert torch.equal(
+        found.given, audited.suggested.labels.where(sure, labels.given).masked_fill(poor, -1)
+    )
+    with np.load(run / "cleaned.npz") as arrays:
+        assert torch.equal(torch.from_numpy(arrays["given"]), found.given)
+        assert tuple(arrays["classes"]) == labels.classes
+    listed = tables.read(run / "cleaned-relabel.csv").columns
+    assert [int(cell) for cell in listed["index"]] == found.relabeled.tolist()
+    assert listed["label"] == [labels.classes[found.given[row]] for row in found.relabeled.tolist()]
+
+
+def test_cleaned_labels_are_nearer_to_the_truth_and_originals_stay(run):
+    before = (run / "labels.npz").read_bytes()
+    audit_run(run, device="cpu", report=False)
+    found = clean_run(run)
+    labels = read_labels(run)
+    kept = found.given >= 0
+    assert (found.given != labels.clean)[kept].float().mean() < 0.3 * (
+        labels.given != labels.clean
+    ).float().mean()
+    assert (run / "labels.npz").read_bytes() == before
+
+
+def test_corrections_have_the_last_word(run):
+    audit_run(run, device="cpu", report=False)
+    automatic = clean_run(run)
+    classes = read_labels(run).classes
+    first, second, third = automatic.relabeled[:3].tolist()
+    given = read_labels(run).given
+    rows = [
+        f"{first},{classes[3]},other",
+        f"{first},{classes[5]},other",
+        f"{second},{classes[given[second]]},keep",
+        f"{third},{classes[0]},skip",
+    ]
+    (run / "corrections.csv").write_text(
+        "index,label,decision\n" + "\n".join([*rows, f"{399},,drop"]) + "\n"
+    )
+    found = clean_run(run)
+    assert found.given[[first, second, 399]].tolist() == [5, given[second].item(), -1]
+    assert found.given[third] == automatic.given[third]
+    assert second not in found.relabeled.tolist() + found.review.tolist()
+    (run / "corrections.csv").rename(run / "mine.csv")
+    assert torch.equal(clean_run(run, corrections=run / "mine.csv").given, found.given)
+
+
+def test_what_was_undone_is_undecided_again(run):
+    audit_run(run, device="cpu", report=False)
+    automatic = clean_run(run)
+    classes, given = read_labels(run).classes, read_labels(run).given
+    first = automatic.relabeled[0].item()
+    kept = f"{first},{classes[given[first]]},keep\n"
+    (run / "corrections.csv").write_text("index,label,decision\n" + kept)
+    assert clean_run(run).given[first] == given[first]
+    (run / "corrections.csv").write_text(
+        "index,label,decision\n" + kept + kept.replace("keep", "undo")
+    )
+    assert torch.equal(clean_run(run).given, automatic.given)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("index\n1\n", "no column 'label'"),
+        ("index,label\n400,0\n", "mine.csv:2: index '400' is none of the 400 examples"),
+        ("index,label\n-1,0\n", "index '-1'"),
+        ("index,label\n,0\n", "index None"),
+        ("index,label\n²,0\n", "index '²'"),
+        ("index,label\n1,unheard of\n", "mine.csv:2: label 'unheard of' is no class"),
+    ],
+)
+def test_corrections_that_cannot_be_meant_are_refused(run, content, complaint):
+    audit_run(run, device="cpu", report=False)
+    (run / "mine.csv").write_text(content)
+    with pytest.raises(TableError) as caught:
+        clean_run(run, corrections=run / "mine.csv")
+    assert complaint in str(caught.value)
+    assert not (run / "cleaned.npz").exists()
+
+
+def test_cleaning_needs_an_audit_of_these_labels(run):
+    with pytest.raises(RunError, match=r"audit\.csv is missing; audit the run first"):
+        clean_run(run)
+    audit_run(run, device="cpu", report=False)
+    lines = (run / "audit.csv").read_text().splitlines(keepends=True)
+    (run / "audit.csv").write_text("".join(lines[:-1]))
+    with pytest.raises(
+        RunError, match="it has not one row for each of the 400 examples, in their order"
+    ):
+        clean_run(run)
+    (run / "audit.csv").write_text("index,given_label\n0,1\n")
+    with pytest.raises(RunError, match="does not fit the run"):
+        clean_run(run)
+
+
+@pytest.mark.parametrize(
+    "choice", [{"relabel_above": 1.5}, {"drop_below": -0.1}, {"drop_below": "low"}]
+)
+def test_shares_out_of_range_are_refused(run, choice):
+    with pytest.raises(ValueError, match=f"{next(iter(choice))}="):
+        clean_run(run, **choice)
+
+
+def test_files_of_another_number_are_not_told_as_paths(photos):
+    experiment = command.read_experiment(photos / "run")
+    files, absence = command.file_names(experiment, "train")
+    assert files is not None
+    assert absence == ""
+    told = f"the run has learned {len(files) + 1} examples, and now there are {len(files)}"
+    assert command.file_names(experiment, "train", len(files) + 1) == (None, told)
+    assert command.file_names(experiment, "test")[0] is None
+
+
+# Slow: figures on digits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4])
+def test_the_noise_rate_of_a_run_on_digits_is_estimated_within_four_points(tmp_path, rate):
+    trained(tmp_path, "digits", [f"noise={rate}", "seed=3"])
+    labels = read_labels(tmp_path)
+    effective = (
+        0.0 if labels.clean is None else (labels.given != labels.clean).float().mean().item()
+    )
+    assert audit_run(tmp_path, device="cpu", report=False).summary["noise_rate"][
+        "estimate"
+    ] == pytest.approx(effective, abs=0.04)
+
+
+@pytest.mark.slow
+def test_cleaning_pays_on_digits(tmp_path):
+    before = trained(tmp_path / "before", "digits", ["noise=0.4", "seed=3"])["accuracy"]["test"][
+        "final"
+    ]
+    audit_run(tmp_path / "before", device="cpu", report=False)
+    clean_run(tmp_path / "before")
+    relabeled = [f"relabeled={tmp_path / 'before' / 'cleaned.npz'}"]
+    after = trained(tmp_path / "after", "digits", ["noise=0.4", "seed=3"], relabeled)["accuracy"][
+        "test"
+    ]["final"]
+    assert after > before + 0.02

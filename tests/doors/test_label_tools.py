@@ -1,0 +1,388 @@
+"""An audit in the files of other tools, with names of files and classes that are meant to do harm."""
+
+import base64
+import csv
+import io
+import json
+from urllib.parse import parse_qs, urlsplit
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from nearsay import cli, config
+from nearsay.doors.audit import audit_run
+from nearsay.doors.label_tools import hand_over, labeling_interface, read_label_studio
+from nearsay.errors import RunError
+from nearsay.training.loop import train
+from nearsay.training.run_folder import read_labels
+
+HOSTILE = [
+    "\rcarriage",
+    "\ttab",
+    "+cmd|'C calc'!A0",
+    "-1+1",
+    '<img src=x onerror="x">&amp;',
+    "=1+1",
+    "@SUM(A1)",
+]
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+NUM = 42  # six of each class
+WRONG = (0, 9)  # examples that are predicted to be of the class after theirs
+
+
+def trained(folder, recipe, arguments, overrides=()):
+    call = config.apply_overrides(
+        config.call_recipe(recipe, arguments), [*overrides, "machine.device=cpu"]
+    )
+    return train(call.experiment, folder, origin=call.origin)
+
+
+def foretell(run, num, num_classes):
+    """Put predictions into the run that are sure of every label but two, and of one more example say nothing."""
+    given = read_labels(run).given
+    best = given.clone()
+    best[list(WRONG)] = (best[list(WRONG)] + 1) % num_classes
+    places = torch.eye(num_classes)[best]
+    noise = torch.rand(num, num_classes, generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "features": places + 0.02 * noise,
+        "logits": 8 * places,
+        "indices": torch.arange(num),
+    }
+    kept = torch.arange(num)[torch.arange(num) != num - 1].flip(0)  # in some order
+    content = safetensors.torch.save(
+        {name: tensor[kept].contiguous() for name, tensor in tensors.items()}
+    )
+    (run / "predictions" / "train.safetensors").write_bytes(content)
+    (run / "dynamics.safetensors").unlink()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A run on files in folders with hostile names."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(NUM):
+        place = root / "images" / HOSTILE[number % 7]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (9 * number, 0, 99)).save(place / f"=a&b#{number:02d} %.png")
+    small = ["size=16", "weights=none", "epochs=1", "batch_size=8", "method=standard", "held_out=0"]
+    overrides = ["machine.workers=0", "backbone.width=4"]
+    trained(root / "run", "folder", [f"path={root / 'images'}", *small], overrides)
+    foretell(root / "run", NUM, 7)
+    return root
+
+
+@pytest.fixture(scope="module")
+def handed(photos):
+    found = audit_run(photos / "run", k=4, device="cpu", spreadsheet=True)
+    assert found.audit.is_issue.nonzero()[:, 0].tolist() == list(WRONG)
+    done = hand_over(photos / "run", found, ["cleanlab", "fiftyone", "label-studio"])
+    assert done.root == photos / "images"
+    return photos / "run"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run on images in arrays."""
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    trained(folder, "digits", ["epochs=0.1", "method=standard"], ["data.test_share=0.9"])
+    return folder
+
+
+# Spreadsheets
+
+
+def cells_of(path):
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_no_cell_of_the_spreadsheet_is_a_formula_and_the_plain_table_is_raw(handed):
+    plain, safe = cells_of(handed / "audit.csv"), cells_of(handed / "audit-spreadsheet.csv")
+    assert len(plain) == len(safe) == NUM
+    changed = set()
+    for raw, quoted in zip(plain, safe, strict=True):
+        for name, cell in raw.items():
+            assert not quoted[name].startswith(FORMULAS)
+            assert quoted[name] == (f"'{cell}" if cell.startswith(FORMULAS) else cell)
+            changed |= {(name, cell[0])} if quoted[name] != cell else set()
+    assert changed == {
+        (name, sign) for name in ("path", "given_label", "predicted_label") for sign in FORMULAS
+    }
+
+
+def test_neighbors_hold_hostile_labels_inside_of_json(handed):
+    found = [
+        row["neighbors"] for row in cells_of(handed / "audit-spreadsheet.csv") if row["neighbors"]
+    ]
+    assert all(cell.startswith("[") for cell in found)
+    assert {label for cell in found for _, label, _ in json.loads(cell)} == set(HOSTILE)
+
+
+# cleanlab
+
+
+def test_cleanlab_gets_a_row_for_each_labeled_example(handed):
+    labels = read_labels(handed)
+    with np.load(handed / "audit-cleanlab.npz", allow_pickle=False) as arrays:
+        assert arrays["index"].tolist() == list(range(NUM - 1))  # the last could not be read
+        assert arrays["labels"].tolist() == labels.given[: NUM - 1].tolist()
+        assert arrays["pred_probs"].shape == (NUM - 1, 7)
+        assert arrays["pred_probs"].sum(axis=1) == pytest.approx(np.ones(NUM - 1))
+        own = arrays["pred_probs"][np.arange(NUM - 1), arrays["labels"]]
+        sure = np.exp(8) / (np.exp(8) + 6)
+        expected = [1 / (np.exp(8) + 6) if row in WRONG else sure for row in range(NUM - 1)]
+        assert own == pytest.approx(expected)
+        assert arrays["label_quality"].argsort()[:2].tolist() in ([0, 9], [9, 0])
+        assert arrays["classes"].tolist() == list(labels.classes)
+
+
+def test_cleanlab_finds_its_issues_in_it(handed):
+    pytest.importorskip("cleanlab")
+    from cleanlab.filter import find_label_issues  # noqa: PLC0415  # not everybody has it
+    from cleanlab.rank import get_label_quality_scores  # noqa: PLC0415
+
+    with np.load(handed / "audit-cleanlab.npz", allow_pickle=False) as arrays:
+        issues = find_label_issues(arrays["labels"], arrays["pred_probs"], n_jobs=1)
+        scores = get_label_quality_scores(arrays["labels"], arrays["pred_probs"])
+    assert np.flatnonzero(issues).tolist() == list(WRONG)
+    assert sorted(scores.argsort()[:2].tolist()) == list(WRONG)
+
+
+# FiftyOne
+
+
+def test_fiftyone_gets_samples_by_absolute_path_with_declared_fields(handed, photos):
+    content = json.loads((handed / "audit-fiftyone.json").read_text("utf-8"))
+    labels = read_labels(handed)
+    assert content["media_type"] == "image"
+    assert content["default_classes"] == list(labels.classes)
+    samples = content["samples"]
+    assert [sample["index"] for sample in samples] == list(range(NUM - 1))
+    declared = content["sample_fields"]
+    kind = "fiftyone.core.fields.EmbeddedDocumentField(fiftyone.core.labels.Classification)"
+    assert declared["ground_truth"] == declared["prediction"] == kind
+    assert all(sample.keys() - {"filepath", "tags"} == declared.keys() for sample in samples)
+    paths = [sample["filepath"] for sample in samples]
+    assert sorted(paths) == sorted(map(str, (photos / "images").rglob("*.png")))[: len(paths)]
+    assert [sample["ground_truth"]["label"] for sample in samples] == [
+        labels.classes[n] for n in labels.given[: NUM - 1]
+    ]
+    suspicious = [sample for sample in samples if sample["is_label_issue"]]
+    assert [sample["index"] for sample in suspicious] == list(WRONG)
+    assert all(sample["tags"] == ["label issue"] for sample in suspicious)
+    first = suspicious[0]
+    assert first["prediction"]["label"] == labels.classes[1]
+    assert first["prediction"]["confidence"] > 0.5 > first["label_quality"]
+
+
+def test_images_of_arrays_are_written_for_fiftyone_and_put_into_tasks(digits):
+    found = audit_run(digits, device="cpu")
+    assert hand_over(digits, found, ["fiftyone", "label-studio"]).root is None
+    samples = json.loads((digits / "audit-fiftyone.json").read_text("utf-8"))["samples"]
+    pixels = (
+        config.from_origin(json.loads((digits / "experiment.json").read_text()))
+        .experiment.data.open("train")
+        .inputs
+    )
+    for number in (0, 17):
+        with Image.open(samples[number]["filepath"]) as image:
+            assert np.array_equal(
+                np.asarray(image).reshape(8, 8, -1), pixels[number].permute(1, 2, 0).numpy()
+            )
+    task = json.loads((digits / "audit-label-studio.json").read_text("utf-8"))[0]
+    kind, _, code = task["data"]["image"].partition(",")
+    assert kind == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(code, validate=True))) as image:
+        shown = np.asarray(image).reshape(8, 8, -1)
+    assert np.array_equal(shown, pixels[task["data"]["index"]].permute(1, 2, 0).numpy())
+
+
+# Label Studio
+
+
+def test_the_labeling_interface_holds_every_class_as_it_is(handed):
+    page = ElementTree.fromstring((handed / "audit-label-studio.xml").read_text("utf-8"))
+    assert [choice.get("value") for choice in page.iter("Choice")] == list(
+        read_labels(handed).classes
+    )
+    assert {element.tag for element in page.iter()} == {
+        "View",
+        "Header",
+        "Image",
+        "Choices",
+        "Choice",
+    }
+
+
+def test_what_xml_cannot_hold_is_replaced_and_must_stay_distinct():
+    page = ElementTree.fromstring(labeling_interface(["bell \a", "nothing"]))
+    assert [choice.get("value") for choice in page.iter("Choice")] == ["bell \ufffd", "nothing"]
+    with pytest.raises(ValueError, match="two classes would both be shown as"):
+        labeling_interface(["bell \a", "bell \b"])
+
+
+def test_issues_become_tasks_the_most_suspicious_first(handed, photos):
+    tasks = json.loads((handed / "audit-label-studio.json").read_text("utf-8"))
+    labels = read_labels(handed)
+    assert sorted(task["data"]["index"] for task in tasks) == list(WRONG)
+    qualities = [task["data"]["label_quality"] for task in tasks]
+    assert qualities == sorted(qualities)
+    for task in tasks:
+        number = int(labels.given[task["data"]["index"]])
+        address = urlsplit(task["data"]["image"])
+        assert (address.scheme, address.path) == ("", "/data/local-files/")
+        [below] = parse_qs(address.query, strict_parsing=True)["d"]
+        assert (
+            photos / below
+        ).is_file()  # the document root is beside the data, as the storage must be below it
+        assert below.startswith(f"images/{labels.classes[number]}")
+        assert task["data"]["given_label"] == labels.classes[number]
+        [prediction] = task["predictions"]
+        [result] = prediction["result"]
+        assert (result["from_name"], result["to_name"], result["type"]) == (
+            "label",
+            "image",
+            "choices",
+        )
+        assert result["value"]["choices"] == [labels.classes[(number + 1) % 7]]
+        assert prediction["score"] > 0.5
+
+
+def answer(task, *choices, **more):
+    results = [
+        {"from_name": "label", "type": "choices", "value": {"choices": [each]}} for each in choices
+    ]
+    return {"id": 1, **task, "annotations": [{"result": results, **more}]}
+
+
+def test_answers_of_label_studio_have_the_last_word(handed, tmp_path, capsys):
+    tasks = json.loads((handed / "audit-label-studio.json").read_text("utf-8"))
+    first, second = sorted(tasks, key=lambda task: task["data"]["index"])
+    classes = read_labels(handed).classes
+    old, new = (
+        {
+            "result": answer(first, classes[n])["annotations"][0]["result"],
+            "updated_at": f"2026-0{n}",
+        }
+        for n in (4, 5)
+    )
+    export = [{**first, "annotations": [new, old]}, answer(second, classes[0], was_cancelled=True)]
+    (tmp_path / "export.json").write_text(json.dumps(export), "utf-8")
+    assert (
+        cli.main(["clean", str(handed), "--corrections", str(tmp_path / "export.json"), "--json"])
+        == 0
+    )
+    done = json.loads(capsys.readouterr().out)
+    with np.load(handed / "cleaned.npz") as cleaned:
+        given = cleaned["given"].tolist()
+    assert given[0] == 5
+    assert given[9] != 0
+    assert (handed / "corrections-label-studio.csv").read_text(
+        "utf-8"
+    ) == f"index,label\n0,{classes[5]}\n"
+    assert done["relabeled"] >= 1
+
+
+def test_the_short_export_and_unanswered_tasks_are_read_too(handed, tmp_path):
+    short = [{"image": "x", "index": 3, "label": HOSTILE[1]}, {"image": "y", "index": 4}]
+    (tmp_path / "short.json").write_text(json.dumps(short), "utf-8")
+    read = read_label_studio(handed, tmp_path / "short.json")
+    assert read.read_bytes() == b"index,label\n3,\ttab\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("nothing", "is no JSON"),
+        ("{}", "holds no list of tasks"),
+        ("[3]", "is '3' and not an object"),
+        (
+            '[{"data": {"index": 99}, "annotations": []}]',
+            "index 99, which is none of the 42 examples",
+        ),
+        ('[{"data": {}, "annotations": []}]', "index None"),
+        ('[{"index": true, "label": "x"}]', "index True"),
+        ('[{"index": 1, "label": "zebra"}]', "label 'zebra', which is no class of the run"),
+    ],
+)
+def test_a_wrong_export_is_told_in_one_sentence(handed, tmp_path, content, told):
+    (tmp_path / "export.json").write_text(content)
+    with pytest.raises(ValueError, match=told) as caught:
+        read_label_studio(handed, tmp_path / "export.json")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        "5",
+        '"text"',
+        '[{"result": 7}]',
+        '[{"result": [{"type": "choices", "value": {"choices": 3}}]}]',
+    ],
+)
+def test_answers_of_another_shape_are_none(handed, tmp_path, annotations):
+    (tmp_path / "export.json").write_text(
+        f'[{{"data": {{"index": 1}}, "annotations": {annotations}}}]'
+    )
+    assert read_label_studio(handed, tmp_path / "export.json").read_bytes() == b"index,label\n"
+
+
+# The command
+
+
+def test_the_same_run_is_handed_over_in_the_same_bytes(handed, capsys):
+    names = [
+        "audit-cleanlab.npz",
+        "audit-fiftyone.json",
+        "audit-label-studio.json",
+        "audit-label-studio.xml",
+    ]
+    before = [(handed / name).read_bytes() for name in names]
+    words = [word for tool in ("label-studio", "cleanlab", "fiftyone") for word in ("--for", tool)]
+    assert cli.main(["audit", str(handed), "--k", "4", *words]) == 0
+    said = capsys.readouterr().out
+    assert all(f"Wrote {handed / name}" in said for name in names)
+    assert (
+        f"LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {handed.parent}\nand {handed.parent / 'images'} is a source storage"
+        in said
+    )
+    assert [(handed / name).read_bytes() for name in names] == before
+
+
+def test_an_unknown_tool_is_refused_with_those_there_are(handed, capsys):
+    assert cli.main(["audit", str(handed), "--for", "paint"]) == 2
+    said = capsys.readouterr().err
+    assert "'paint'" in said
+    assert all(tool in said for tool in ("cleanlab", "fiftyone", "label-studio"))
+
+
+def test_features_are_no_images_but_good_enough_for_cleanlab(tmp_path):
+    trained(
+        tmp_path / "toy",
+        "toy",
+        ["epochs=0.2"],
+        ["data.num_train=60", "data.num_test=20", "batch_size=20"],
+    )
+    found = audit_run(tmp_path / "toy", k=3, device="cpu")
+    with pytest.raises(ValueError, match="was trained on features, of which no image can be shown"):
+        hand_over(tmp_path / "toy", found, ["fiftyone"])
+    assert not (tmp_path / "toy" / "audit-fiftyone.json").exists()
+    assert [path.name for path in hand_over(tmp_path / "toy", found, ["cleanlab"]).files] == [
+        "audit-cleanlab.npz"
+    ]
+
+
+def test_images_that_are_gone_are_told_of(photos, handed):
+    found = audit_run(handed, k=4, device="cpu")
+    (photos / "images").rename(photos / "moved")
+    try:
+        with pytest.raises(RunError, match=r"cannot be found: .* is no folder"):
+            hand_over(handed, found, ["label-studio"])
+    finally:
+        (photos / "moved").rename(photos / "images")

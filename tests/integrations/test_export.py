@@ -1,0 +1,441 @@
+"""A run for other programs: the exported model says what the run said, on raw inputs and for any number of rows."""
+
+import importlib
+import json
+import re
+import shutil
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from nearsay.batch import Files, Labels
+from nearsay.config import apply_overrides, call_recipe
+from nearsay.errors import RunError
+from nearsay.integrations import export
+from nearsay.integrations.export import export_run, predict_onnx, read_onnx_classes
+from nearsay.training.loop import train
+from nearsay.training.run_folder import open_trained, predict_run
+
+QUICK = ["epochs=0.1", "schedule.warmup=0"]
+FEATURES = ["data.num_train=60", "data.num_test=40", "batch_size=20", "backbone.hidden=16", *QUICK]
+IMAGES = ["backbone.width=4", "batch_size=32", "data.test_share=0.95", *QUICK]
+
+
+def trained(folder, recipe, overrides):
+    call = apply_overrides(call_recipe(recipe, []), overrides)
+    train(call.experiment, folder, origin=call.origin)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def features_run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("runs") / "toy", "toy", FEATURES)
+
+
+@pytest.fixture(scope="module")
+def images_run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("runs") / "digits", "digits", IMAGES)
+
+
+@pytest.fixture(scope="module")
+def pair_run(tmp_path_factory):
+    overrides = [*FEATURES, "averaging=0.9", "networks=2"]
+    return trained(tmp_path_factory.mktemp("runs") / "pair", "toy", overrides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hidden:
+    """A noise that knows where a file lies."""
+
+    path: str
+
+
+def imported(name):
+    """The library, or no test; what it warns of while it is imported is its own business."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name)
+
+
+def needs_onnx():
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        imported(name)
+
+
+@pytest.fixture(scope="module")
+def onnx_of(tmp_path_factory):
+    """The ONNX file of a run, made once."""
+    needs_onnx()
+    made = {}
+
+    def of(run):
+        if run not in made:
+            made[run] = export_run(run, tmp_path_factory.mktemp("onnx"), format="onnx")
+        return made[run]
+
+    return of
+
+
+def some_features(num=5):
+    return torch.from_numpy(np.random.RandomState(0).randn(num, 32).astype(np.float32))
+
+
+def some_images(num=5, height=8, width=8):
+    return torch.from_numpy(
+        np.random.RandomState(0).randint(0, 256, (num, 3, height, width), dtype=np.uint8)
+    )
+
+
+def expected(run, inputs):
+    return predict_run(run, inputs, device="cpu").predictions
+
+
+def test_safetensors_hold_the_weights_and_what_to_know_of_them(images_run, tmp_path):
+    path = export_run(images_run, tmp_path / "out", format="safetensors")
+    assert path == tmp_path / "out" / "model.safetensors"
+    assert_close(load_file(path), load_file(images_run / "model.safetensors"), rtol=0, atol=0)
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    facts = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert facts["architecture"] == "ResNet"
+    assert facts["label_names"] == [str(digit) for digit in range(10)]
+    assert (facts["num_classes"], facts["num_features"]) == (10, 32)
+    assert facts["library"]["backbone"]["width"] == 4
+    assert facts["pretrained_cfg"]["mean"] == [0.5, 0.5, 0.5]
+    assert facts["pretrained_cfg"]["std"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("run", "inputs"),
+    [
+        ("features_run", some_features(5)),
+        ("images_run", some_images(3, 8, 10)),
+        ("pair_run", some_features(1)),
+    ],
+)
+def test_torch_export_says_what_the_run_says_of_raw_inputs(run, inputs, tmp_path, request):
+    folder = request.getfixturevalue(run)
+    path = export_run(folder, tmp_path, format="torch-export")
+    files = {"config.json": ""}
+    program = torch.export.load(path, extra_files=files)
+    logits, features = program.module()(inputs)
+    assert_close(logits, expected(folder, inputs).logits)
+    assert_close(features, expected(folder, inputs).features)
+    assert json.loads(files["config.json"]) == json.loads((tmp_path / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("run", "inputs"),
+    [
+        ("features_run", some_features(300)),
+        ("features_run", some_features(1)),
+        ("images_run", some_images(5)),
+        ("images_run", some_images(1, 9, 12)),
+        ("pair_run", some_features(5)),
+    ],
+)
+def test_onnx_says_what_the_run_says_of_raw_inputs(run, inputs, onnx_of, request):
+    folder = request.getfixturevalue(run)
+    path = onnx_of(folder)
+    found, unreadable = predict_onnx(path, inputs)
+    assert_close(
+        found._asdict(), expected(folder, inputs)._asdict(), rtol=0, atol=1e-4
+    )  # another runtime
+    assert found.indices.equal(torch.arange(len(inputs)))
+    assert unreadable == {}
+    assert read_onnx_classes(path.parent) == open_trained(folder).labels.classes
+
+
+def test_an_onnx_file_stands_alone_and_refuses_what_does_not_fit(features_run, onnx_of, tmp_path):
+    alone = shutil.copy(onnx_of(features_run), tmp_path / "alone.onnx")
+    found = predict_onnx(alone, some_features()).predictions
+    assert_close(found.logits, expected(features_run, some_features()).logits, rtol=0, atol=1e-4)
+    with pytest.raises(
+        ValueError, match=r"^images do not fit: .*alone.onnx was trained on features"
+    ):
+        predict_onnx(alone, some_images())
+    with pytest.raises(ValueError, match="images do not fit"):
+        predict_onnx(alone, Files(tmp_path, ("a.png",)))
+    with pytest.raises(ValueError, match=r"inputs \(2, 31\) do not fit .*alone.onnx"):
+        predict_onnx(alone, torch.zeros(2, 31))
+    with pytest.raises(ValueError, match=r"inputs of torch.float64 must be torch.float32"):
+        predict_onnx(alone, torch.zeros(2, 32, dtype=torch.float64))
+    with pytest.raises(ValueError, match="there are 0 examples"):
+        predict_onnx(alone, torch.zeros(0, 32))
+    with pytest.raises(ValueError, match=r"there is no file .*model.onnx"):
+        predict_onnx(tmp_path, torch.zeros(2, 32))
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(ValueError, match=r"bad.onnx is no ONNX file that can be run"):
+        read_onnx_classes(tmp_path / "bad.onnx")
+
+
+def test_images_on_disk_are_decoded_for_onnx(images_run, onnx_of, tmp_path):
+    image = importlib.import_module("PIL.Image").fromarray(
+        some_images(1, 20, 20)[0].permute(1, 2, 0).numpy()
+    )
+    image.save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no image")
+    files = Files(tmp_path, ("b.png", "a.png"))
+    found, unreadable = predict_onnx(onnx_of(images_run), files)
+    assert_close(found._asdict(), expected(images_run, files)._asdict(), rtol=0, atol=1e-4)
+    assert found.indices.tolist() == [1]
+    assert list(unreadable) == [0]
+
+
+def as_files(images, folder):
+    """(N, 3, H, W) bytes as files."""
+    for number, image in enumerate(images):
+        picture = importlib.import_module("PIL.Image").fromarray(image.permute(1, 2, 0).numpy())
+        picture.save(folder / f"{number}.png")
+    return Files(folder, tuple(f"{number}.png" for number in range(len(images))))
+
+
+def test_files_and_arrays_are_one_to_an_exported_run_on_arrays(images_run, onnx_of, tmp_path):
+    images = some_images()
+    found = predict_onnx(onnx_of(images_run), as_files(images, tmp_path)).predictions
+    assert_close(
+        found.logits,
+        predict_onnx(onnx_of(images_run), images).predictions.logits,
+        rtol=0,
+        atol=1e-5,
+    )
+    assert_close(
+        found.logits, expected(images_run, images).logits, rtol=0, atol=1e-4
+    )  # another runtime
+
+
+def test_files_are_not_made_to_fit_an_exported_run_on_arrays_that_are_not_square(
+    images_run, tmp_path
+):
+    needs_onnx()
+    oblong = shutil.copytree(images_run, tmp_path / "oblong")
+    origin = json.loads((oblong / "experiment.json").read_text())
+    (oblong / "experiment.json").write_text(json.dumps(origin | {"image_shape": [8, 10]}))
+    path = export_run(oblong, tmp_path / "out", format="onnx")
+    assert_close(predict_onnx(path, some_images(2, 8, 10)).predictions.indices, torch.arange(2))
+    with pytest.raises(ValueError, match=r"model.onnx was trained on arrays that are not square"):
+        predict_onnx(path, as_files(some_images(1), tmp_path))
+
+
+@pytest.mark.parametrize(("shape", "margin"), [([8, 8], 1.0), (None, 0.875), ([8, 10], 1.0)])
+def test_the_configuration_says_one_thing_of_the_size_of_images(
+    images_run, tmp_path, shape, margin
+):
+    run = shutil.copytree(images_run, tmp_path / "run")
+    origin = json.loads((run / "experiment.json").read_text())
+    (run / "experiment.json").write_text(json.dumps(origin | {"image_shape": shape}))
+    facts = json.loads((export_run(run, tmp_path / "out").parent / "config.json").read_text())
+    height, width = shape or [open_trained(run).experiment.image_size] * 2
+    assert facts["image_size"] == (height if height == width else None)
+    assert facts["pretrained_cfg"]["input_size"] == [3, height, width]
+    assert facts["pretrained_cfg"]["crop_pct"] == margin
+
+
+def test_the_card_tells_data_method_noise_accuracy_and_limits(features_run, tmp_path):
+    export_run(features_run, tmp_path, format="torch-export")
+    card = (tmp_path / "README.md").read_text()
+    result = json.loads((features_run / "result.json").read_text())
+    assert "A classifier of 8 classes" in card
+    assert "60 training examples; label noise of 40.0% was added on purpose; " in card
+    assert f"; {result['labels']['effective_rate']:.1%} of labels are wrong." in card
+    assert f"| test | {result['accuracy']['test']['final']:.4f} |" in card
+    assert "| split | final epoch | mean of the last ten at most |" in card  # there is one
+    assert '"kind": "NCR"' in card
+    assert "normalized inside" in card
+    assert "not outvoted but learned" in card
+
+
+@pytest.mark.parametrize(
+    ("split", "judges", "noise", "told"),
+    [
+        ("validation", "given", 0.4, True),
+        ("validation", "given", 0.0, False),
+        ("validation", "clean", 0.4, False),
+        ("test", "given", 0.4, False),
+    ],
+)
+def test_the_card_says_where_accuracy_is_by_labels_in_doubt(tmp_path, split, judges, noise, told):
+    run = tmp_path / "run"
+    trained(
+        run,
+        "toy",
+        [*FEATURES, "held_out=0.2", f"validation_labels={judges}", f"noise.rate={noise}"],
+    )
+    result = json.loads((run / "result.json").read_text())
+    result["accuracy"] = {split: result["accuracy"][split]}
+    (run / "result.json").write_text(json.dumps(result))
+    export_run(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("judged by labels that may be as wrong as those that were learned" in card) == told
+
+
+def test_hostile_names_stay_inside_json(features_run, tmp_path, monkeypatch):
+    hostile = [
+        "```",
+        "\n```\n# Heading",
+        "<script>alert(1)</script>",
+        "---\nlicense: none",
+        "| a |",
+        "\u202e",
+        "g",
+        "h",
+    ]
+
+    def renamed(folder):
+        found = open_trained(folder)
+        return found._replace(labels=Labels(found.labels.given, None, tuple(hostile)))
+
+    monkeypatch.setattr(export, "open_trained", renamed)
+    export_run(features_run, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["label_names"] == hostile
+    lines = (tmp_path / "README.md").read_text().split("\n")
+    assert lines.count("```") == 2
+    start = lines.index("## Classes") + 2
+    assert lines[start] == "```json"
+    assert json.loads("\n".join(lines[start + 1 : lines.index("```", start)])) == hostile
+    assert lines[-3].strip() == "]"
+    assert [line for line in lines if line.startswith("#")] == [
+        "# Model card", "## Use", "## Data and noise", "## Accuracy", "## Method", "## Limits", "## Classes",
+    ]  # fmt: skip
+
+
+def test_paths_of_the_machine_are_not_published(features_run, tmp_path, monkeypatch):
+    def placed(folder):
+        found = open_trained(folder)
+        noise = replace(found.experiment, relabeled="/home/me/labels.npz")
+        origin = {"recipe": "/home/me/mine.py", "num_inputs": 32}
+        return found._replace(
+            experiment=replace(noise, noise=Hidden(path="/home/me/secret.npz")), origin=origin
+        )
+
+    monkeypatch.setattr(export, "open_trained", placed)
+    export_run(features_run, tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "/home/me" not in card + (tmp_path / "config.json").read_text()
+    assert '"recipe": "mine.py"' in card
+    assert '"path": "secret.npz"' in card
+
+
+def test_a_network_of_timm_is_written_by_the_names_of_timm(tmp_path, monkeypatch):
+    timm = imported("timm")
+    call = apply_overrides(call_recipe("digits", []), [*IMAGES])
+    backbone = export.Timm(name="test_resnet")
+    experiment = replace(call.experiment, backbone=backbone, image_size=32)
+    network = backbone.build(10, num_inputs=3).eval()
+    labels = Labels(torch.zeros(1, dtype=torch.int64), None, tuple("0123456789"))
+    trained = export.Trained([network], experiment, labels, {"recipe": "digits", "num_inputs": 3})
+    monkeypatch.setattr(export, "open_trained", lambda folder: trained)
+    export_run(tmp_path / "run", tmp_path / "out")
+    found = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    images = torch.rand(2, 3, 32, 32)
+    assert_close(found(images), network(images).logits)
+    assert found.pretrained_cfg["mean"] == [0.5, 0.5, 0.5]
+    assert "library_name: timm" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_exporting_twice_gives_the_same_bytes(features_run, tmp_path):
+    one, other = (export_run(features_run, tmp_path / name) for name in "ab")
+    for name in ("model.safetensors", "config.json", "README.md"):
+        assert (one.parent / name).read_bytes() == (other.parent / name).read_bytes()
+
+
+def test_what_cannot_be_exported_is_said_in_one_sentence(features_run, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"format='h5' must be one of 'safetensors', 'onnx', 'torch-export'"
+    ):
+        export_run(features_run, tmp_path, format="h5")
+    with pytest.raises(ValueError, match="is a run folder, whose own model would be replaced"):
+        export_run(features_run, features_run)
+    with pytest.raises(RunError, match="is no run folder"):
+        export_run(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "config", [None, b'{"library": {"name": "timm"}}', b"[]", b"\xff", b'{"library": "nearsay"}']
+)
+@pytest.mark.parametrize("name", ["README.md", "model.safetensors"])
+def test_files_that_are_not_of_an_export_are_not_replaced(name, config, features_run, tmp_path):
+    (tmp_path / name).write_text("mine")
+    if config is not None:
+        (tmp_path / "config.json").write_bytes(config)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    taken = tmp_path / (name if config is None else "config.json")
+    with pytest.raises(
+        ValueError,
+        match=f"^{re.escape(str(taken))} is not of nearsay and would be replaced; choose",
+    ):
+        export_run(features_run, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_export_lies_beside_other_files_and_replaces_an_earlier_one(features_run, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    path = export_run(features_run, tmp_path)
+    path.write_bytes(b"older")
+    assert export_run(features_run, tmp_path).stat().st_size > 5
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    del config["library"]["card"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "README.md").write_text("of a version that did not say what it wrote")
+    export_run(features_run, tmp_path)
+    assert (tmp_path / "README.md").read_text().startswith("---")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_an_export_replaces_no_model_card_that_somebody_has_changed(features_run, tmp_path):
+    export_run(features_run, tmp_path)
+    with (tmp_path / "README.md").open("a") as card:
+        card.write("My own words.")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    told = f"^{re.escape(str(tmp_path / 'README.md'))} was changed after its export and would be replaced; move it, or"
+    with pytest.raises(ValueError, match=told):
+        export_run(features_run, tmp_path, format="torch-export")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "README.md").rename(tmp_path / "mine.md")
+    assert export_run(features_run, tmp_path).exists()
+
+
+def test_an_export_that_ended_between_two_files_blames_nobody_for_its_card(
+    features_run, tmp_path, monkeypatch
+):
+    export_run(features_run, tmp_path, format="torch-export")
+
+    def killed(path, content):
+        return path.write_bytes(content) if path.name == "config.json" else 1 / 0
+
+    monkeypatch.setattr(export, "write_whole", killed)
+    with pytest.raises(ZeroDivisionError):
+        export_run(features_run, tmp_path)
+    monkeypatch.undo()
+    assert export_run(features_run, tmp_path).exists()
+    assert "holds the weights" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_is_no_folder_to_export_to(below, features_run, tmp_path):
+    (file := tmp_path / "model").write_text("mine")
+    with pytest.raises(
+        ValueError, match=f"cannot be a folder, as {re.escape(str(file))} is a file; choose another"
+    ):
+        export_run(features_run, file / below)
+    assert file.read_text() == "mine"
+
+
+def test_a_missing_extra_is_named_before_anything_is_written(features_run, tmp_path, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(export, "import_module", missing)
+    sentence = r'^ONNX needs an extra; pip install "\.\[export\]" in the clone$'
+    with pytest.raises(ImportError, match=sentence):
+        export_run(features_run, tmp_path / "out", format="onnx")
+    with pytest.raises(ImportError, match=sentence):
+        predict_onnx(tmp_path, torch.zeros(1, 32))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,229 @@
+"""`nearsay predict` on exported models: the table that the run itself would give, or one sentence."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearsay import cli
+from nearsay.config import apply_overrides, call_recipe
+from nearsay.doors.predict import predict
+from nearsay.integrations.export import export_run
+from nearsay.training.loop import train
+
+QUICK = ["epochs=0.5", "schedule.warmup=0"]
+RECIPES = {
+    "toy": ["data.num_train=60", "data.num_test=40", "batch_size=20", "backbone.hidden=16", *QUICK],
+    "digits": ["backbone.width=4", "batch_size=32", "data.test_share=0.95", *QUICK],
+}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """The folder of a finished run of a recipe, made once."""
+    made = {}
+
+    def of(recipe):
+        if recipe not in made:
+            call = apply_overrides(call_recipe(recipe, []), RECIPES[recipe])
+            made[recipe] = tmp_path_factory.mktemp("runs") / recipe
+            train(call.experiment, made[recipe], origin=call.origin)
+        return made[recipe]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def onnx_of(run_of, tmp_path_factory):
+    """Its ONNX file, made once; no test where the libraries are missing."""
+    made = {}
+
+    def of(recipe):
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # what libraries warn of while they are imported is their own business
+            for name in ("onnx", "onnxscript", "onnxruntime"):
+                pytest.importorskip(name)
+        if recipe not in made:
+            made[recipe] = export_run(
+                run_of(recipe), tmp_path_factory.mktemp("onnx"), format="onnx"
+            )
+        return made[recipe]
+
+    return of
+
+
+def assert_same_table(found, wanted):
+    assert list(found) == ["path", "label", "probability", "error"]
+    for column in ("path", "label", "error"):
+        assert found[column] == wanted[column]
+    for one, other in zip(found["probability"], wanted["probability"], strict=True):
+        assert one == other or one == pytest.approx(other, abs=1e-4)  # None, or another runtime
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_features_get_the_labels_of_the_run(run_of, onnx_of, tmp_path, is_folder):
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).normal(size=(300, 32)))
+    np.save(tmp_path / "b.npy", np.random.default_rng(1).normal(size=(5, 32)))
+    paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    model = onnx_of("toy").parent if is_folder else onnx_of("toy")
+    found = predict(model, paths)
+    assert len(found["path"]) == 305
+    assert len(set(found["label"])) > 3
+    assert_same_table(found, predict(run_of("toy"), paths, device="cpu"))
+
+
+def test_images_get_the_labels_of_the_run_and_broken_ones_an_error(run_of, onnx_of, tmp_path):
+    draw = np.random.default_rng(0)
+    for number in range(6):
+        Image.fromarray(draw.integers(0, 256, (20, 14, 3), dtype=np.uint8)).save(
+            tmp_path / f"{number}.png"
+        )
+    (tmp_path / "3.png").write_bytes(b"no image")
+    found = predict(onnx_of("digits"), [tmp_path])
+    assert [error is None for error in found["error"]] == [True, True, True, False, True, True]
+    assert_same_table(found, predict(run_of("digits"), [tmp_path], device="cpu"))
+
+
+def test_the_command_writes_the_table(onnx_of, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(3, 32)))
+    command = ["predict", str(onnx_of("toy")), str(tmp_path / "x.npy")]
+    assert cli.main([*command, "--out", str(tmp_path / "y.csv")]) == 0
+    assert capsys.readouterr().out == f"3 rows are in {tmp_path}/y.csv.\n"
+    with (tmp_path / "y.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == [f"{tmp_path}/x.npy:{number}" for number in range(3)]
+    assert [row["label"] for row in rows] == predict(onnx_of("toy"), [tmp_path / "x.npy"])["label"]
+
+
+def test_what_does_not_fit_the_file_is_one_sentence(onnx_of, tmp_path, capsys):
+    np.save(tmp_path / "narrow.npy", np.zeros((2, 31)))
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    toy = str(onnx_of("toy"))
+    for words, code, told in (
+        ([toy, "narrow.npy"], 65, "inputs (2, 31) do not fit"),
+        ([toy, "image.png"], 65, "images do not fit"),
+        (
+            [toy, "narrow.npy", "--device", "cuda"],
+            65,
+            "is run on the CPU, not on cuda; leave the device out",
+        ),
+        (["bad.onnx", "image.png"], 65, "bad.onnx is no ONNX file that can be run"),
+    ):
+        there = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in words]
+        assert cli.main(["predict", *there]) == code
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert told in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"label_names": ["a"], "image_size": 8}),
+        json.dumps({"label_names": list(range(8)), "image_size": 8}),
+        json.dumps({"label_names": list("abcdefgh"), "image_size": "8"}),
+        json.dumps({"label_names": "abcdefgh", "image_size": 8}),
+        json.dumps({"label_names": list("abcdefgh"), "image_size": 10**9}),
+    ],
+)
+def test_a_file_that_does_not_know_its_classes_is_refused(onnx_of, tmp_path, facts):
+    onnx = pytest.importorskip("onnx") if onnx_of("toy") else None
+    proto = onnx.load(str(onnx_of("toy")))
+    [entry] = [entry for entry in proto.metadata_props if entry.key == "nearsay"]
+    entry.value = facts
+    onnx.save(proto, str(tmp_path / "other.onnx"))
+    np.save(tmp_path / "x.npy", np.zeros((2, 32)))
+    with pytest.raises(
+        ValueError, match=r"other.onnx does not say what its classes are; export the run again"
+    ):
+        predict(tmp_path / "other.onnx", [tmp_path / "x.npy"])
+
+
+@pytest.mark.parametrize(
+    ("logits", "shape", "told"),
+    [
+        (
+            np.full((2, 8), np.nan),
+            ["rows", 8],
+            "gives logits (2, 8) where finite ones of (2, 8) should be",
+        ),
+        (
+            np.zeros((1, 8)),
+            ["rows", 8],
+            "gives logits (1, 8) where finite ones of (2, 8) should be",
+        ),
+        (np.zeros((2, 8, 1)), ["rows", 8, 1], "does not say what its classes are"),
+        (np.zeros(()), [], "does not say what its classes are"),
+    ],
+)
+def test_a_file_with_other_answers_than_logits_is_one_sentence(
+    onnx_of, tmp_path, logits, shape, told
+):
+    onnx = pytest.importorskip("onnx") if onnx_of("toy") else None
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    value = onnx.numpy_helper.from_array(logits.astype(np.float32))
+    nodes = [helper.make_node("Constant", [], ["logits"], value=value)]
+    nodes.append(helper.make_node("Identity", ["inputs"], ["features"]))
+    sizes = {"inputs": ["rows", 32], "logits": shape, "features": ["rows", 32]}
+    described = [helper.make_tensor_value_info(name, float32, size) for name, size in sizes.items()]
+    graph = helper.make_graph(nodes, "constant", described[:1], described[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    facts = json.dumps({"label_names": list("abcdefgh"), "image_size": 8})
+    helper.set_model_props(proto, {"nearsay": facts})
+    onnx.save(proto, str(tmp_path / "other.onnx"))
+    np.save(tmp_path / "x.npy", np.zeros((2, 32)))
+    with pytest.raises(ValueError, match=re.escape(told)):
+        predict(tmp_path / "other.onnx", [tmp_path / "x.npy"])
+
+
+def test_what_is_neither_a_run_nor_an_onnx_file_is_said(run_of, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros((2, 32)))
+    exported = export_run(run_of("toy"), tmp_path / "exported").parent
+    shutil.copy(exported / "model.safetensors", tmp_path / "model.safetensors")
+    for name, told in (
+        (
+            "model.safetensors",
+            "is neither a run folder nor an .onnx file; nearsay export --format onnx makes one",
+        ),
+        (
+            "exported",
+            "holds model.safetensors, which predict cannot run; export the run with --format onnx",
+        ),
+        ("", "is no run folder"),
+    ):
+        assert cli.main(["predict", str(tmp_path / name), str(tmp_path / "x.npy")]) == 65
+        assert told in capsys.readouterr().err
+
+
+def test_nothing_but_where_the_file_is_is_told_of_an_export(run_of, onnx_of, tmp_path):
+    onnx_of("toy")  # or no test
+    words = [
+        sys.executable,
+        "-m",
+        "nearsay",
+        "export",
+        str(run_of("toy")),
+        "--format",
+        "onnx",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=True
+    )  # what libraries log goes past pytest
+    assert done.stderr == ""
+    assert done.stdout == f"The model is in {tmp_path / 'model.onnx'}, with a card beside it.\n"

@@ -1,0 +1,137 @@
+import oracles
+import pytest
+import torch
+
+from nearsay.batch import Batch, Outputs
+from nearsay.losses.bootstrap import Bootstrap, bootstrap
+from nearsay.losses.cross_entropy import cross_entropy
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def random_rows(num_rows=7, num_classes=5, spread=2.0):
+    """Logits and soft targets of different weights, one of them unlabeled."""
+    generator = torch.Generator().manual_seed(1)
+    logits = spread * torch.randn(num_rows, num_classes, generator=generator, dtype=torch.float64)
+    targets = torch.rand(num_rows, num_classes, generator=generator, dtype=torch.float64)
+    targets[0] = torch.eye(num_classes, dtype=torch.float64)[2]
+    targets[3] = 0
+    return logits, targets
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_it_agrees_with_the_scalar_loop(alpha, kind, temperature):
+    logits, targets = random_rows()
+    expected = oracles.bootstrap(logits.tolist(), targets.tolist(), alpha, kind, temperature)
+    rows = bootstrap(logits, targets, alpha=alpha, kind=kind, temperature=temperature)
+    torch.testing.assert_close(rows, torch.tensor(expected, dtype=torch.float64), **EXACT)
+
+
+@pytest.mark.parametrize(
+    "choice", [{"kind": "hard"}, {"kind": "soft"}, {"kind": "soft", "temperature": 3.0}]
+)
+def test_gradients_of_logits_and_targets_are_right(choice):
+    logits, targets = (rows.requires_grad_() for rows in random_rows())
+    assert torch.autograd.gradcheck(
+        lambda z, y: bootstrap(z, y, alpha=0.4, **choice), (logits, targets)
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_stopping_the_gradient_treats_the_prediction_as_a_given_target(temperature):
+    logits, targets = random_rows()
+    weights = targets.sum(dim=1, keepdim=True)
+    blended = 0.6 * targets + 0.4 * weights * (logits / temperature).softmax(dim=1)
+    logits.requires_grad_()
+    (expected,) = torch.autograd.grad(cross_entropy(logits, blended).sum(), logits)
+    rows = bootstrap(logits, targets, alpha=0.4, temperature=temperature, stop_gradient=True)
+    (stopped,) = torch.autograd.grad(rows.sum(), logits)
+    flowing = bootstrap(logits, targets, alpha=0.4, temperature=temperature)
+    torch.testing.assert_close(stopped, expected)
+    torch.testing.assert_close(rows, flowing)
+    assert not torch.allclose(torch.autograd.grad(flowing.sum(), logits)[0], expected)
+
+
+def test_the_hard_prediction_has_no_gradient_to_stop():
+    logits, targets = random_rows()
+    logits.requires_grad_()
+    both = [
+        bootstrap(logits, targets, kind="hard", stop_gradient=stop).sum() for stop in (False, True)
+    ]
+    torch.testing.assert_close(*(torch.autograd.grad(rows, logits)[0] for rows in both))
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_without_alpha_it_is_cross_entropy(kind):
+    logits, targets = random_rows()
+    torch.testing.assert_close(
+        bootstrap(logits, targets, alpha=0.0, kind=kind), cross_entropy(logits, targets)
+    )
+
+
+def test_with_full_alpha_it_is_the_entropy_of_the_prediction_times_the_weight():
+    logits, targets = random_rows()
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(bootstrap(logits, targets, alpha=1.0), targets.sum(dim=1) * entropy)
+
+
+def test_soft_at_a_low_temperature_is_hard():
+    logits, targets = random_rows()
+    logits = logits.argsort(
+        dim=1
+    ).double()  # whole numbers: the runner-up is a factor exp(-100) behind
+    soft = bootstrap(logits, targets, kind="soft", temperature=0.01)
+    torch.testing.assert_close(soft, bootstrap(logits, targets, kind="hard"))
+
+
+def test_soft_at_a_high_temperature_is_label_smoothing():
+    logits, targets = random_rows(spread=0.1)
+    soft = bootstrap(logits, targets, alpha=0.3, temperature=100.0)
+    # the prediction at T = 100 is uniform to about 0.1 / 100
+    torch.testing.assert_close(
+        soft, cross_entropy(logits, targets, smoothing=0.3), rtol=0, atol=1e-3
+    )
+
+
+def test_an_unlabeled_row_has_no_loss():
+    logits, targets = random_rows()
+    assert bootstrap(logits, targets, alpha=0.5)[3] == 0
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"alpha": 0.3, "kind": "hard"},
+        {"alpha": 0.8, "temperature": 2.0},
+        {"temperature": 0.5, "stop_gradient": True},
+    ],
+)
+def test_the_objective_is_the_mean_over_labels_with_all_its_choices(choice):
+    logits, targets = random_rows()
+    logits.requires_grad_()
+    batch = Batch(inputs=logits, targets=targets, indices=torch.arange(7))
+    loss = Bootstrap(**choice)(Outputs(logits, logits), batch, torch.tensor(0.0), {}, "bootstrap")
+    expected = bootstrap(logits, targets, **choice).sum() / targets.sum()
+    torch.testing.assert_close(loss.total, expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(total, logits)[0] for total in (loss.total, expected))
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"alpha": -0.1}, "alpha=-0.1 must be a number from 0 to 1"),
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"kind": "firm"}, "kind='firm' must be"),
+        ({"temperature": 0.0}, "temperature=0.0 must be a number from 0.01 to 100"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+    ],
+)
+def test_choices_outside_their_range_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Bootstrap(**wrong)
+    with pytest.raises(ValueError, match=message):
+        bootstrap(torch.zeros(1, 2), torch.zeros(1, 2), **wrong)

@@ -1,0 +1,470 @@
+"""What every objective promises; a new one is tested by being listed."""
+
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+import torch
+
+from nearsay.batch import PADDING, Batch, Loss, Outputs
+from nearsay.losses.bootstrap import Bootstrap
+from nearsay.losses.cross_entropy import CrossEntropy
+from nearsay.losses.elr import ELR
+from nearsay.losses.gjs import GJS
+from nearsay.losses.memory_bank import Bank
+from nearsay.losses.ncr import NCR
+from nearsay.losses.neighbor_vote import Nearsay
+
+ROW_BY_ROW = [  # a row's loss does not depend on who else is in the batch, and terms sum to the total
+    CrossEntropy(),
+    CrossEntropy(smoothing=0.2),
+    Bootstrap(),
+    Bootstrap(alpha=0.3, kind="hard"),
+    Bootstrap(alpha=0.8, temperature=2.0, stop_gradient=True),
+    ELR(),
+    ELR(beta=0.0, weight=0.5),
+    GJS(),
+    GJS(label_weight=0.9),
+]
+OBJECTIVES = [
+    *ROW_BY_ROW,
+    NCR(k=2),
+    NCR(alpha=0.5, k=None, variant="released", base=ELR()),
+    NCR(alpha=0.3, k=3, temperature=0.5, base=Bootstrap()),
+    NCR(alpha=0.5, k=3, base=GJS(), bank=Bank(size=15)),
+    NCR(alpha=0.5, k=3, base=ELR(), bank=Bank(kind="examples"), mask_partners=True),
+    Nearsay(k=3, start_epoch=0, sure=0.3),
+]
+SMOOTH = [
+    o for o in OBJECTIVES if not getattr(o, "stop_gradient", False)
+]  # whose gradient is meant to be their slope
+SUPERVISED = ("cross_entropy", "bootstrap", "gjs")  # the terms that need labels
+
+B, C, D, N = 6, 5, 3, 20
+
+every_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+each_number_of_views = pytest.mark.parametrize("views", [1, 2])
+
+
+def make_case(views=1, dtype=torch.float64):
+    """Outputs and batch of six examples: a plain label, soft ones, one of weight ½ and one unlabeled."""
+    generator = torch.Generator().manual_seed(6)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    targets = random(B, C).softmax(dim=1)
+    targets[0] = torch.eye(C)[3]
+    targets[2] *= 0.5
+    targets[4] = 0
+    batch = Batch(
+        inputs=torch.zeros(views * B, 1),
+        targets=targets.repeat(views, 1),
+        indices=torch.tensor([7, 0, 19, 3, 4, 11]).repeat(views),
+        views=views,
+        teacher=Outputs(random(views * B, D), random(views * B, C)),
+    )
+    return Outputs(random(views * B, D), 2 * random(views * B, C)), batch
+
+
+def select(outputs, batch, examples):
+    """These examples, in this order, in every view."""
+    rows = torch.cat(
+        [
+            torch.as_tensor(examples) + view * (len(batch.indices) // batch.views)
+            for view in range(batch.views)
+        ]
+    )
+    chosen = replace(
+        batch,
+        inputs=batch.inputs[rows],
+        targets=batch.targets[rows],
+        indices=batch.indices[rows],
+        teacher=Outputs(*(tensor[rows] for tensor in batch.teacher)),
+    )
+    return Outputs(*(tensor[rows] for tensor in outputs)), chosen
+
+
+def fresh_memory(objective):
+    """As in the middle of training: filled, and the same at every call."""
+    memory = objective.memory(N, C, D)
+    for tensor in memory.values():
+        if tensor.is_floating_point() and tensor.ndim == 2:
+            rows = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(8))
+            tensor[:-1] = torch.nn.functional.normalize(rows, p=1, dim=1)[:-1]
+    return memory
+
+
+def call(objective, outputs, batch, memory=None):
+    memory = fresh_memory(objective) if memory is None else memory
+    return objective(outputs, batch, torch.tensor(3.0), memory, objective.stage(3.0, memory))
+
+
+def call_with_gradients(objective, outputs, batch):
+    leaves = Outputs(*(tensor.detach().clone().requires_grad_() for tensor in outputs))
+    loss = call(objective, leaves, batch)
+    return loss, torch.autograd.grad(loss.total, leaves, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("objective", ROW_BY_ROW, ids=repr)
+@each_number_of_views
+def test_the_total_is_the_sum_of_detached_terms(objective, views):
+    loss, _ = call_with_gradients(objective, *make_case(views))
+    assert isinstance(loss, Loss)
+    assert loss.total.shape == ()
+    assert loss.total.requires_grad
+    for term in loss.terms.values():
+        assert term.shape == ()
+        assert not term.requires_grad
+    torch.testing.assert_close(torch.stack(list(loss.terms.values())).sum(), loss.total.detach())
+
+
+@pytest.mark.parametrize("objective", SMOOTH, ids=repr)
+@each_number_of_views
+def test_gradients_of_the_total_are_right(objective, views):
+    outputs, batch = make_case(views)
+    memory = {
+        name: t.double() if t.is_floating_point() else t
+        for name, t in fresh_memory(objective).items()
+    }
+
+    def total(logits, features):
+        return call(
+            objective,
+            Outputs(features, logits),
+            batch,
+            {name: t.clone() for name, t in memory.items()},
+        ).total
+
+    leaves = outputs.logits.requires_grad_(), outputs.features.requires_grad_()
+    assert torch.autograd.gradcheck(
+        total, leaves, fast_mode=True
+    )  # the formulas' own tests are thorough
+
+
+@pytest.mark.parametrize(
+    "objective", [o for o in OBJECTIVES if not isinstance(o, Nearsay)], ids=repr
+)
+@each_number_of_views
+def test_unlabeled_rows_change_nothing_in_the_supervised_mean(objective, views):
+    outputs, batch = make_case(views)
+    whole, labeled = (
+        call(objective, outputs, batch),
+        call(objective, *select(outputs, batch, [0, 1, 2, 3, 5])),
+    )
+    names = [name for name in whole.terms if name in SUPERVISED]
+    assert names
+    for name in names:
+        torch.testing.assert_close(whole.terms[name], labeled.terms[name])
+
+
+@every_objective
+@each_number_of_views
+def test_a_batch_without_labels_has_a_finite_loss_and_gradient(objective, views):
+    outputs, batch = make_case(views)
+    batch = replace(batch, targets=torch.zeros_like(batch.targets))
+    loss, gradients = call_with_gradients(objective, outputs, batch)
+    assert torch.isfinite(loss.total)
+    for gradient in gradients:
+        assert torch.isfinite(gradient).all()
+    for name in SUPERVISED:
+        assert loss.terms.get(name, 0) == 0
+
+
+@every_objective
+@each_number_of_views
+def test_a_batch_of_padding_alone_has_no_loss(objective, views):
+    outputs, batch = make_case(views)
+    batch = replace(batch, indices=torch.full_like(batch.indices, PADDING))
+    loss, gradients = call_with_gradients(objective, outputs, batch)
+    assert loss.total == 0
+    for gradient in gradients:
+        assert (gradient == 0).all()
+
+
+@every_objective
+@each_number_of_views
+def test_padding_changes_nothing_whatever_it_holds(objective, views):
+    outputs, batch = make_case(views)
+    real = torch.tensor([0, 1, 2, 3, 4])
+    batch.indices.view(views, B)[:, 5] = PADDING
+    for tensor in (*outputs, *batch.teacher):
+        tensor.view(views, B, -1)[:, 5] = torch.nan
+    batch.targets.view(views, B, C)[:, 5] = 1e3
+    loss, gradients = call_with_gradients(objective, outputs, batch)
+    expected, expected_gradients = call_with_gradients(objective, *select(outputs, batch, real))
+    torch.testing.assert_close(loss, expected)
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
+        gradient = gradient.view(views, B, -1)
+        torch.testing.assert_close(gradient[:, real].flatten(0, 1), wanted)
+        assert (gradient[:, 5] == 0).all()
+
+
+@every_objective
+@each_number_of_views
+def test_memory_is_updated_in_place_and_not_by_padding(objective, views):
+    outputs, batch = make_case(views)
+    memory = fresh_memory(objective)
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in memory.items()}
+    call(
+        objective, outputs, replace(batch, indices=torch.full_like(batch.indices, PADDING)), memory
+    )
+    for name, (address, values) in before.items():
+        assert memory[name].data_ptr() == address
+        torch.testing.assert_close(memory[name], values)
+
+
+@every_objective
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("example", [1, 4], ids=["labeled", "unlabeled"])
+def test_what_is_not_a_number_in_a_real_row_reaches_the_total(objective, value, example):
+    outputs, batch = make_case()
+    outputs.logits[example, 2] = value
+    assert not torch.isfinite(call(objective, outputs, batch).total)
+
+
+@every_objective
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_inputs_are_computed_in_float32(objective, dtype):
+    outputs, batch = make_case(2, torch.float32)
+    outputs, teacher = (
+        Outputs(*(tensor.to(dtype) for tensor in pair)) for pair in (outputs, batch.teacher)
+    )
+    batch = replace(batch, targets=batch.targets.to(dtype), teacher=teacher)
+    full = replace(
+        batch,
+        targets=batch.targets.float(),
+        teacher=Outputs(*(tensor.float() for tensor in teacher)),
+    )
+    loss, gradients = call_with_gradients(objective, outputs, batch)
+    expected, wanted = call_with_gradients(
+        objective, Outputs(*(tensor.float() for tensor in outputs)), full
+    )
+    assert loss.total.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+    for gradient, reference in zip(gradients, wanted, strict=True):
+        # A sum of two losses rounds two gradients to 16 bits and adds them.
+        torch.testing.assert_close(gradient, reference.to(dtype), rtol=0.016, atol=1e-3)
+
+
+@every_objective
+def test_autocast_does_not_touch_it(objective):
+    outputs, batch = make_case(2, torch.float32)
+    expected = call(objective, outputs, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = call(objective, outputs, batch)
+    assert loss.total.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+
+
+@every_objective
+@each_number_of_views
+def test_off_the_cpu_it_never_looks_at_a_value(objective, views):
+    """Tensors of the device "meta" have no values: looking at one, or a shape that depends on one, raises."""
+    outputs, batch = make_case(views)
+    outputs, teacher = (
+        Outputs(*(tensor.to("meta") for tensor in pair)) for pair in (outputs, batch.teacher)
+    )
+    batch = replace(
+        batch, targets=batch.targets.to("meta"), indices=batch.indices.to("meta"), teacher=teacher
+    )
+    memory = {name: tensor.to("meta") for name, tensor in fresh_memory(objective).items()}
+    outputs.logits.requires_grad_()
+    loss = objective(
+        outputs,
+        batch,
+        torch.tensor(3.0, device="meta"),
+        memory,
+        objective.stage(3.0, objective.memory(N, C, D)),
+    )
+    loss.total.backward()
+    assert loss.total.shape == ()
+    assert outputs.logits.grad.shape == outputs.logits.shape
+
+
+@every_objective
+@each_number_of_views
+def test_the_order_of_examples_does_not_matter(objective, views):
+    outputs, batch = make_case(views)
+    order = torch.tensor([3, 5, 0, 4, 1, 2])
+    loss, gradients = call_with_gradients(objective, outputs, batch)
+    shuffled, shuffled_gradients = call_with_gradients(objective, *select(outputs, batch, order))
+    torch.testing.assert_close(shuffled, loss)
+    for gradient, other in zip(gradients, shuffled_gradients, strict=True):
+        torch.testing.assert_close(other.view(views, B, -1), gradient.view(views, B, -1)[:, order])
+
+
+@pytest.mark.parametrize(
+    "objective", [*OBJECTIVES, NCR(k=3, reject=0.5), NCR(k=3, start_epoch="auto")], ids=repr
+)
+@each_number_of_views
+def test_a_batch_of_no_rows_costs_nothing_and_is_not_remembered(objective, views):
+    outputs, batch = select(*make_case(views), torch.arange(0))
+    memory = fresh_memory(objective)
+    for epoch in (0.0, 3.0):
+        loss = objective(
+            outputs, batch, torch.tensor(epoch), memory, objective.stage(epoch, memory)
+        )
+        assert loss.total == 0
+    torch.testing.assert_close(memory, fresh_memory(objective))
+
+
+@pytest.mark.parametrize("objective", ROW_BY_ROW, ids=repr)
+def test_other_examples_just_alike_leave_the_mean_as_it_was(objective):
+    outputs, batch = make_case(2)
+    memory = fresh_memory(objective)
+    copies = torch.tensor([12, 13, 14, 15, 16, 17])
+    for tensor in memory.values():
+        tensor[copies] = tensor[batch.indices[:B]]  # the same past
+    twice_outputs, twice = select(outputs, batch, [*range(B), *range(B)])
+    twice = replace(twice, indices=torch.cat([batch.indices[:B], copies]).repeat(2))
+    torch.testing.assert_close(
+        call(objective, twice_outputs, twice, memory), call(objective, outputs, batch)
+    )
+
+
+@every_objective
+def test_it_is_a_value(objective):
+    kind = type(objective)
+    assert (
+        eval(
+            repr(objective),
+            {
+                kind.__name__: kind
+                for kind in (CrossEntropy, Bootstrap, ELR, GJS, NCR, Bank, Nearsay)
+            },
+        )
+        == objective
+    )
+    assert replace(objective) == objective
+    assert hash(replace(objective)) == hash(objective)
+    name = fields(objective)[0].name
+    with pytest.raises(FrozenInstanceError):
+        setattr(objective, name, 0.5)
+    with pytest.raises(TypeError):
+        kind(0.5)
+
+
+@every_objective
+def test_its_stage_is_a_word_and_its_memory_is_made_of_tensors(objective):
+    memory = objective.memory(N, C, D)
+    assert isinstance(objective.stage(0.0, memory), str)
+    for tensor in memory.values():
+        assert isinstance(tensor, torch.Tensor)
+
+
+def wrong(change):
+    outputs, batch = make_case()
+    targets = batch.targets.clone()
+    if change == "class numbers":
+        return outputs, replace(batch, targets=targets.argmax(dim=1))
+    if change == "whole targets":
+        return outputs, replace(batch, targets=targets.long())
+    if change == "fewer indices":
+        return outputs, replace(batch, indices=batch.indices[:-1])
+    if change == "odd views":
+        return outputs, replace(batch, views=4)
+    if change == "a plain tuple":
+        return tuple(outputs), batch
+    if change == "a teacher of logits":
+        return outputs, replace(batch, teacher=outputs.logits)
+    targets[1, 2] = {
+        "a negative target": -0.25,
+        "no number": torch.nan,
+        "an endless target": torch.inf,
+    }[change]
+    return outputs, replace(batch, targets=targets)
+
+
+@every_objective
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("class numbers", r"targets \(6,\) of torch.int64"),
+        ("whole targets", r"targets \(6, 5\) of torch.int64"),
+        ("fewer indices", r"indices \(5,\)"),
+        ("odd views", "6 rows cannot be 4 views"),
+        ("a plain tuple", r"outputs of type tuple must be nearsay.Outputs\(features, logits\)"),
+        (
+            "a teacher of logits",
+            r"teacher of type Tensor must be nearsay.Outputs\(features, logits\)",
+        ),
+        ("a negative target", "target row 1 holds -0.25"),
+        ("no number", "target row 1 holds nan"),
+        ("an endless target", "target row 1 holds inf"),
+    ],
+)
+def test_a_batch_that_cannot_be_meant_is_refused(objective, change, message):
+    with pytest.raises(ValueError, match=message):
+        call(objective, *wrong(change))
+
+
+@pytest.mark.parametrize(
+    "objective", [ELR(ramp=2.0), NCR(start_epoch="auto"), NCR(base=ELR(ramp=2.0))], ids=repr
+)
+def test_an_epoch_that_is_no_tensor_is_refused_before_anything_is_remembered(objective):
+    outputs, batch = make_case()
+    memory = objective.memory(N, C, D)
+    with pytest.raises(
+        ValueError, match=r"epoch of type float must be a torch.Tensor; torch.as_tensor makes one"
+    ):
+        objective(outputs, batch, 1.0, memory, objective.stage(1.0, memory))
+    torch.testing.assert_close(memory, objective.memory(N, C, D))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [ELR(), NCR(bank=Bank(size=15)), NCR(start_epoch="auto"), Nearsay(k=3, start_epoch=0)],
+    ids=repr,
+)
+def test_a_memory_on_another_device_is_told_with_the_cure(objective):
+    outputs, batch = make_case()
+    memory = objective.memory(N, C, D)
+    left = {name: tensor.to("meta") for name, tensor in memory.items()}
+    with pytest.raises(
+        ValueError,
+        match=r"memory\['.*'\] is on meta and the logits are on cpu; move all of it with",
+    ):
+        objective(outputs, batch, torch.tensor(0.0), left, objective.stage(0.0, memory))
+
+
+@every_objective
+@pytest.mark.parametrize("name", ["features", "targets", "indices"])
+def test_what_stayed_on_another_device_is_told_with_the_cure(objective, name):
+    outputs, batch = make_case()
+    if name == "features":
+        outputs = outputs._replace(features=outputs.features.to("meta"))
+    else:
+        batch = replace(batch, **{name: getattr(batch, name).to("meta")})
+    memory = objective.memory(N, C, D)
+    cure = rf"{name}.* are on meta and the logits are on cpu; move them there with \.to\(logits\.device\)"
+    with pytest.raises(ValueError, match=cure):
+        objective(outputs, batch, torch.tensor(3.0), memory, objective.stage(3.0, memory))
+    torch.testing.assert_close(memory, objective.memory(N, C, D))
+
+
+@every_objective
+def test_what_is_no_batch_is_refused(objective):
+    outputs, _ = make_case()
+    memory = objective.memory(N, C, D)
+    for wrong in (None, {}):
+        with pytest.raises(
+            ValueError, match=r"batch of type (NoneType|dict) must be nearsay.Batch\(inputs="
+        ):
+            objective(outputs, wrong, torch.tensor(3.0), memory, objective.stage(3.0, memory))
+
+
+@pytest.mark.parametrize(
+    "objective", [ELR(), NCR(k=2), NCR(start_epoch="auto"), Nearsay(k=3, start_epoch=0)], ids=repr
+)
+def test_no_memory_at_all_is_told_with_the_cure(objective):
+    outputs, batch = make_case()
+    with pytest.raises(
+        ValueError, match=r"memory of type NoneType must be what objective.memory\(num_examples"
+    ):
+        objective(outputs, batch, torch.tensor(3.0), None, objective.stage(3.0, None))
+
+
+def test_a_stage_that_is_no_text_is_refused():
+    outputs, batch = make_case()
+    with pytest.raises(ValueError, match=r"stage=3 is not one of NCR's; pass what objective.stage"):
+        NCR(k=2)(outputs, batch, torch.tensor(3.0), {}, 3)

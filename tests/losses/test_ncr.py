@@ -1,0 +1,586 @@
+import math
+import warnings
+from dataclasses import replace
+from threading import Thread
+
+import numpy as np
+import oracle_ncr
+import pytest
+import torch
+from torch.testing import assert_close
+
+from nearsay import (
+    ELR,
+    GJS,
+    NCR,
+    Bank,
+    Batch,
+    Bootstrap,
+    CrossEntropy,
+    Mixup,
+    Outputs,
+    ncr,
+    one_hot,
+)
+from nearsay.batch import Mix
+from nearsay.losses.ncr import Pool, _warn_of_few
+
+IMPLEMENTATIONS = ("plain", "fast")
+VARIANTS = ("paper", "released")
+
+
+def rows(num_rows=13, num_classes=4, num_features=5, seed=0, dtype=torch.float64, spread=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(num_rows, num_classes, generator=generator, dtype=dtype)
+    features = torch.randn(num_rows, num_features, generator=generator, dtype=dtype)
+    return logits, features
+
+
+def as_dicts(logits, features, indices=None, partners=None):
+    indices = range(len(logits)) if indices is None else indices.tolist()
+    partners = [None] * len(logits) if partners is None else partners.tolist()
+    columns = zip(logits.tolist(), features.tolist(), indices, partners, strict=True)
+    return [
+        dict(zip(("logits", "features", "index", "partner"), column, strict=True))
+        for column in columns
+    ]
+
+
+def expected(logits, features, indices=None, pool=None, partners=None, *, k, temperature, variant):
+    beside = [] if pool is None else as_dicts(*pool[:3], pool[3] if len(pool) > 3 else None)
+    losses = oracle_ncr.ncr(
+        as_dicts(logits, features, indices, partners),
+        beside,
+        k=k,
+        temperature=temperature,
+        variant=variant,
+    )
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 10.0])
+@pytest.mark.parametrize("k", [1, 2, 5, 12, None])
+def test_equation_three_agrees_with_a_scalar_loop(k, temperature, variant, implementation):
+    logits, features = rows()
+    choices = {"k": k, "temperature": temperature, "variant": variant}
+    actual = ncr(logits, features, reduction="none", implementation=implementation, **choices)
+    assert_close(actual, expected(logits, features, **choices), rtol=1e-10, atol=1e-10)
+    for reduction, reduced in (("mean", actual.mean()), ("sum", actual.sum())):
+        assert_close(
+            ncr(logits, features, reduction=reduction, implementation=implementation, **choices),
+            reduced,
+        )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("k", [1, 3, None])
+def test_duplicates_views_padding_pool_and_partners_agree_with_a_scalar_loop(
+    k, variant, implementation
+):
+    logits, features = rows(14)
+    indices = torch.tensor([3, 7, 3, 1, -1, 0, 9, 7, 20, 21, 22, -1, 23, 24])
+    partners = torch.tensor([7, 3, 1, 3, -1, 9, 0, 20, 7, 22, 21, -1, 24, 23])
+    pool_logits, pool_features = rows(9, seed=1)
+    pool_indices = torch.tensor([1, 30, 31, -1, 3, 33, 34, 35, 36])
+    choices = {"k": k, "temperature": 2.0, "variant": variant}
+    for pool in (None, (pool_logits, pool_features, pool_indices)):
+        for mixed in (None, partners):
+            actual = ncr(
+                logits,
+                features,
+                indices,
+                pool=pool,
+                partners=mixed,
+                reduction="none",
+                implementation=implementation,
+                **choices,
+            )
+            oracle = expected(logits, features, indices, pool, mixed, **choices)
+            assert_close(actual, oracle, rtol=1e-10, atol=1e-10)
+            assert (actual[indices == -1] == 0).all()
+            mean = ncr(
+                logits,
+                features,
+                indices,
+                pool=pool,
+                partners=mixed,
+                implementation=implementation,
+                **choices,
+            )
+            assert_close(mean, oracle.sum() / 12)
+
+
+def test_a_pool_row_mixed_with_a_row_is_not_its_neighbor():
+    logits, features = rows(6)
+    pool_logits, pool_features = rows(5, seed=1)
+    indices, partners = torch.arange(6), torch.tensor([1, 0, 3, 2, 5, 4])
+    pool = Pool(pool_logits, pool_features, torch.arange(10, 15), torch.tensor([0, 0, 1, 5, 5]))
+    choices = {"k": 4, "temperature": 2.0, "variant": "paper"}
+    for implementation in IMPLEMENTATIONS:
+        actual = ncr(
+            logits,
+            features,
+            indices,
+            pool=pool,
+            partners=partners,
+            reduction="none",
+            implementation=implementation,
+            k=4,
+        )
+        assert_close(
+            actual,
+            expected(logits, features, indices, pool, partners, **choices),
+            rtol=1e-10,
+            atol=1e-10,
+        )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("k", [1, 3, 6, None])
+def test_gradients_agree_with_finite_differences(k, variant, implementation):
+    logits, features = rows(7, 3, 4)
+    inputs = (logits.requires_grad_(), features.requires_grad_())
+
+    def loss(logits, features):
+        return ncr(
+            logits, features, k=k, variant=variant, reduction="none", implementation=implementation
+        )
+
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("k", [2, 30])
+def test_gradients_flow_into_a_pool_that_wants_them(k, variant, implementation):
+    logits, features = rows(6, 3, 4)
+    pool_logits, pool_features = rows(26, 3, 4, seed=1)
+    indices, pool_indices = torch.tensor([0, 1, 2, 0, -1, 5]), torch.arange(3, 29)
+    pool_indices[7] = -1
+    inputs = tuple(
+        tensor.requires_grad_() for tensor in (logits, features, pool_logits, pool_features)
+    )
+
+    def loss(logits, features, pool_logits, pool_features):
+        pool = (pool_logits, pool_features, pool_indices)
+        return ncr(
+            logits,
+            features,
+            indices,
+            k=k,
+            variant=variant,
+            pool=pool,
+            reduction="none",
+            implementation=implementation,
+        )
+
+    assert torch.autograd.gradcheck(loss, inputs, fast_mode=True)
+
+
+def test_a_detached_pool_leaves_the_gradient_of_the_batch_unchanged():
+    logits, features = rows(6)
+    pool = (*rows(40, seed=1), torch.arange(6, 46))
+    gradients = []
+    for wants in (True, False):
+        leaves = [logits.clone().requires_grad_(), features.clone().requires_grad_()]
+        beside = tuple(tensor.clone().requires_grad_(wants) for tensor in pool[:2])
+        loss = ncr(*leaves, torch.arange(6), k=3, pool=(*beside, pool[2]))
+        gradients.append(torch.autograd.grad(loss, leaves))
+    assert_close(gradients[0], gradients[1])
+
+
+# Laws and limits
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equal_logits_cost_nothing(variant, implementation):
+    _, features = rows()
+    logits = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64).expand(13, 4)
+    loss = ncr(logits, features, variant=variant, reduction="none", implementation=implementation)
+    assert_close(loss, torch.zeros_like(loss), atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_order_of_rows_does_not_matter(variant, implementation):
+    logits, features = rows()
+    order = torch.randperm(13, generator=torch.Generator().manual_seed(5))
+    indices = torch.tensor([0, 1, 2, 3, 4, 5, 0, 7, 8, -1, 10, 11, 12])
+    choices = {"k": 4, "variant": variant, "reduction": "none", "implementation": implementation}
+    straight = ncr(logits, features, indices, **choices)
+    assert_close(ncr(logits[order], features[order], indices[order], **choices), straight[order])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e3, 1e30])
+def test_the_scale_of_features_does_not_matter(scale, implementation):
+    logits, features = rows(dtype=torch.float32)
+    scales = torch.tensor([scale, 1.0, 1 / scale]).repeat(5)[:13, None]
+    choices = {"k": 4, "reduction": "none", "implementation": implementation}
+    assert_close(ncr(logits, scales * features, **choices), ncr(logits, features, **choices))
+    assert_close(ncr(logits, scale * features, **choices), ncr(logits, features, **choices))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_shift_of_a_rows_logits_does_not_matter(implementation):
+    logits, features = rows()
+    shifted = logits + torch.arange(13.0, dtype=torch.float64)[:, None]
+    assert_close(
+        ncr(shifted, features, implementation=implementation),
+        ncr(logits, features, implementation=implementation),
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_k_of_everybody_is_all(variant, implementation):
+    logits, features = rows()
+    choices = {"variant": variant, "implementation": implementation}
+    assert_close(ncr(logits, features, k=12, **choices), ncr(logits, features, k=None, **choices))
+    assert ncr(logits, features, k=3, **choices) != ncr(logits, features, k=None, **choices)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_high_temperature_has_the_limits_of_the_two_variants(implementation):
+    """The neighbor target becomes uniform; the paper's term falls like 1/T², the released one has a finite limit."""
+    logits, features = rows(30, spread=1.0)
+    unit = features / features.norm(dim=1, keepdim=True)
+    similarities = torch.relu(unit @ unit.T).fill_diagonal_(0)
+    nearest, positions = similarities.topk(10)
+    weights = nearest / nearest.sum(dim=1, keepdim=True)
+    centered = logits - logits.mean(dim=1, keepdim=True)
+    difference = centered - (weights[:, :, None] * centered[positions]).sum(dim=1)
+    limit = 0.5 * (difference**2).mean()
+    choices = {"k": 10, "temperature": 100.0, "implementation": implementation}
+    assert_close(ncr(logits, features, variant="released", **choices), limit, rtol=0.02, atol=0)
+    assert_close(ncr(logits, features, variant="paper", **choices) * 1e4, limit, rtol=0.02, atol=0)
+    fifty = ncr(logits, features, k=10, temperature=50.0, implementation=implementation)
+    hundred = ncr(logits, features, **choices)
+    assert_close(fifty / hundred, torch.tensor(4.0, dtype=torch.float64), rtol=0.02, atol=0)
+    target = (weights[:, :, None] * (logits / 100)[positions].softmax(dim=2)).sum(dim=1)
+    assert_close(target, torch.full_like(target, 1 / 4), rtol=0.05, atol=0)
+
+
+def test_the_variants_differ_in_direction_and_by_temperature_squared():
+    logits, features = rows(2)
+    features = features.abs()
+    p, q = (logits / 3).softmax(dim=1)
+    for variant, value in (("paper", p * (p / q).log()), ("released", 9 * q * (q / p).log())):
+        loss = ncr(logits, features, k=1, temperature=3.0, variant=variant, reduction="none")
+        assert_close(loss[0], value.sum())
+
+
+# The objective
+
+
+def batch_of(logits, labels=None, indices=None, **more):
+    num_rows, num_classes = logits.shape
+    labels = torch.arange(num_rows) % num_classes if labels is None else labels
+    indices = torch.arange(num_rows) if indices is None else indices
+    targets = one_hot(labels, num_classes).to(logits.dtype)
+    return Batch(inputs=torch.zeros(num_rows, 1), targets=targets, indices=indices, **more)
+
+
+def call(objective, logits, features, batch, epoch=0.0, memory=None):
+    memory = objective.memory(100, logits.shape[1], features.shape[1]) if memory is None else memory
+    stage = objective.stage(epoch, memory)
+    return objective(Outputs(features, logits), batch, torch.tensor(epoch), memory, stage)
+
+
+BASES = (CrossEntropy(smoothing=0.1), Bootstrap(), ELR(), GJS())
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_equation_four_weighs_base_and_consistency(alpha, base):
+    logits, features = rows()
+    batch = batch_of(logits)
+    total, terms = call(NCR(alpha=alpha, k=3, base=base), logits, features, batch)
+    alone = call(base, logits, features, batch).total
+    consistency = ncr(logits, features, batch.indices, k=3)
+    assert_close(total, (1 - alpha) * alone + alpha * consistency)
+    assert_close(terms["ncr"], consistency)
+    assert set(terms) > set(call(base, logits, features, batch).terms)
+
+
+def test_the_term_begins_exactly_at_start_epoch():
+    logits, features = rows()
+    batch = batch_of(logits)
+    objective = NCR(alpha=0.5, k=3, start_epoch=2.0)
+    alone = call(CrossEntropy(), logits, features, batch).total
+    both = 0.5 * alone + 0.5 * ncr(logits, features, k=3)
+    for epoch, value in ((0.0, alone), (1.999, alone), (2.0, both), (2.5, both), (100.0, both)):
+        assert_close(call(objective, logits, features, batch, epoch).total, value)
+    assert "ncr" not in call(objective, logits, features, batch, 1.0).terms
+
+
+def test_an_unlabeled_row_has_no_supervised_term_but_is_a_neighbor_and_consistent():
+    logits, features = rows()
+    labels = torch.arange(13) % 4
+    labels[::2] = -1
+    some = batch_of(logits, labels)
+    total = call(NCR(alpha=0.5, k=3), logits, features, some).total
+    supervised = torch.nn.functional.cross_entropy(logits[1::2], labels[1::2])
+    assert_close(total, 0.5 * supervised + 0.5 * ncr(logits, features, k=3))
+
+
+def test_a_second_view_is_not_a_neighbor():
+    logits, features = rows(12)
+    indices = torch.arange(6).repeat(2)
+    batch = batch_of(logits, indices=indices, views=2)
+    features = torch.cat(
+        [features[:6], 0.99 * features[:6]]
+    )  # the views would be each other's nearest
+    total = call(NCR(alpha=1.0, k=2), logits, features, batch).total
+    separate = ncr(logits, features, indices, k=2)
+    assert_close(total, separate)
+    assert total != ncr(logits, features, k=2)
+
+
+def test_partners_are_masked_only_when_asked():
+    logits, features = rows(12, dtype=torch.float32)
+    batch = Mixup()(batch_of(logits), seed=0, epoch=0)
+    partners = batch.mix.partner_indices
+    kept = call(NCR(alpha=1.0, k=3), logits, features, batch).total
+    masked = call(NCR(alpha=1.0, k=3, mask_partners=True), logits, features, batch).total
+    assert_close(kept, ncr(logits, features, batch.indices, k=3))
+    assert_close(masked, ncr(logits, features, batch.indices, k=3, partners=partners))
+    assert kept != masked
+
+
+def test_rows_without_neighbors_are_counted():
+    logits, features = rows()
+    features[2] = 0
+    features[5] = 0
+    for indices, share in (
+        (torch.arange(13), 2 / 13),
+        (torch.tensor([*range(11), -1, -1]), 2 / 11),
+    ):
+        terms = call(NCR(k=3), logits, features, batch_of(logits, indices=indices)).terms
+        assert_close(terms["isolated"], torch.tensor(share, dtype=torch.float64))
+
+
+def test_memory_keeps_the_bases_under_its_name():
+    objective = NCR(base=ELR(), bank=Bank(size=8))
+    memory = objective.memory(100, 4, 5)
+    assert sorted(memory) == [
+        "bank.cursor",
+        "bank.features",
+        "bank.indices",
+        "bank.logits",
+        "base.averages",
+    ]
+    assert memory["base.averages"].shape == (101, 4)
+    logits, features = rows(5)
+    call(objective, logits, features, batch_of(logits), memory=memory)
+    assert (memory["base.averages"][:5] > 0).all()
+    assert_close(memory["bank.features"][:5].double(), features, rtol=1e-6, atol=1e-6)
+    assert memory["bank.indices"].tolist() == [0, 1, 2, 3, 4, -1, -1, -1, -1]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"k": 0}, "k=0"),
+        ({"k": -3}, "k=-3"),
+        ({"k": 2.5}, "k=2.5"),
+        ({"k": True}, "k=True"),
+        ({"temperature": None}, "temperature=None"),
+        ({"temperature": torch.tensor(2.0)}, "temperature=tensor"),
+        ({"features": [[1.0]]}, "features of the batch of type list must be a torch.Tensor"),
+        ({"indices": [0, 1]}, "indices of the batch of type list"),
+        ({"indices": torch.arange(-2, 11)}, "indices of the batch hold -2"),
+        ({"indices": torch.arange(13), "pool": ()}, "pool of type tuple must be a tuple"),
+        ({"indices": torch.arange(13), "pool": torch.zeros(3)}, "pool of type Tensor"),
+        (
+            {"indices": torch.arange(13), "pool": (torch.zeros(3, 4), torch.zeros(3, 5), None)},
+            "indices of the pool of type NoneType",
+        ),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"temperature": 0.009}, "temperature=0.009"),
+        ({"temperature": 101.0}, "temperature=101.0"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"variant": "papre"}, "variant='papre'"),
+        ({"reduction": "avg"}, "reduction='avg'"),
+        ({"implementation": "quick"}, "implementation='quick'"),
+        ({"features": torch.zeros(12, 5)}, r"logits \(13, 4\) and features \(12, 5\)"),
+        ({"features": torch.zeros(13, 5, 2, 2)}, r"features \(13, 5, 2, 2\)"),
+        ({"features": torch.zeros(13, 0)}, r"features \(13, 0\)"),
+        (
+            {"features": torch.zeros(13, 5, dtype=torch.int64)},
+            "features of the batch are torch.int64",
+        ),
+        ({"logits": torch.zeros(13, 4, dtype=torch.int32)}, "logits of the batch are torch.int32"),
+        ({"logits": torch.zeros(13)}, r"logits \(13,\)"),
+        ({"indices": torch.arange(12)}, r"indices \(12,\)"),
+        ({"indices": torch.arange(13).int()}, "indices .* torch.int32"),
+        ({"partners": torch.arange(13)}, "partners= needs indices="),
+        (
+            {"pool": (torch.zeros(3, 4), torch.zeros(3, 5), torch.arange(3))},
+            "a pool needs indices=",
+        ),
+        (
+            {
+                "indices": torch.arange(13),
+                "pool": (torch.zeros(3, 4), torch.zeros(3, 6), torch.arange(3)),
+            },
+            r"pool's .* features \(3, 6\)",
+        ),
+        (
+            {
+                "indices": torch.arange(13),
+                "pool": (torch.zeros(3, 4), torch.zeros(2, 5), torch.arange(3)),
+            },
+            r"features \(2, 5\) of the pool",
+        ),
+        (
+            {"features": torch.zeros(13, 5, device="meta")},
+            "features of the batch are on meta .*; move them there",
+        ),
+        (
+            {"indices": torch.arange(13, device="meta")},
+            "indices of the batch are on meta and the logits are on cpu",
+        ),
+        (
+            {
+                "indices": torch.arange(13),
+                "pool": (torch.zeros(3, 4, device="meta"), torch.zeros(3, 5), torch.arange(3)),
+            },
+            "logits of the pool are on meta",
+        ),
+    ],
+)
+def test_bad_input_is_named_in_one_sentence(change, words):
+    logits, features = rows(dtype=torch.float32)
+    given = {"logits": logits, "features": features} | change
+    with pytest.raises(ValueError, match=words) as caught:
+        ncr(given.pop("logits"), given.pop("features"), **given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"alpha": -0.1}, "alpha=-0.1"),
+        ({"alpha": 1.1}, "alpha=1.1"),
+        ({"alpha": math.nan}, "alpha=nan"),
+        ({"k": 0}, "k=0"),
+        ({"temperature": 1000.0}, "temperature=1000.0"),
+        ({"start_epoch": -1.0}, "start_epoch=-1.0"),
+        ({"variant": "other"}, "variant='other'"),
+        ({"alpha": "0.5"}, "alpha='0.5'"),
+        ({"start_epoch": "soon"}, "start_epoch='soon'"),
+        ({"reject": 1.5}, "reject=1.5"),
+        ({"base": CrossEntropy}, "base=.* must be an objective"),
+        ({"base": None}, "base=None"),
+        ({"bank": 64}, "bank=64"),
+    ],
+)
+def test_bad_hyper_parameters_are_named_in_one_sentence(change, words):
+    with pytest.raises(ValueError, match=words):
+        NCR(**change)
+
+
+@pytest.mark.parametrize("stage", ["", "cross_entropy", "NCR/cross_entropy"])
+def test_a_stage_of_somebody_else_is_refused(stage):
+    logits, features = rows()
+    with pytest.raises(ValueError, match=f"stage='{stage}' is not one of NCR's"):
+        NCR()(Outputs(features, logits), batch_of(logits), torch.tensor(0.0), {}, stage)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    logits, features = rows()
+    assert_close(ncr(logits, features, k=np.int64(3)), ncr(logits, features, k=3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+def test_labels_may_be_of_any_whole_type(dtype):
+    assert_close(
+        one_hot(torch.tensor([0, 100], dtype=dtype), 300).argmax(dim=1), torch.tensor([0, 100])
+    )
+
+
+def test_batches_of_odd_shapes_are_refused_by_every_objective():
+    logits, features = rows()
+    batch = batch_of(logits)
+    for wrong, words in (
+        (replace(batch, indices=batch.indices[:, None]), r"indices \(13, 1\)"),
+        (replace(batch, teacher=Outputs(features, logits[:1])), r"teacher's logits \(1, 4\)"),
+        (
+            replace(batch, mix=Mix(batch.indices, batch.indices, torch.ones(1))),
+            "each part of mix must be",
+        ),
+        (replace(batch, targets=[[1.0]]), "targets of type list"),
+    ):
+        for objective in (*BASES, NCR()):
+            with pytest.raises(ValueError, match=words):
+                call(objective, logits, features, wrong)
+
+
+def test_it_compiles_whole():
+    logits, features = rows(dtype=torch.float32)
+
+    def loss(logits, features):
+        return ncr(
+            logits, features, torch.arange(13), k=50
+        )  # more than there are: a warning, when not compiled
+
+    leaves = [tensor.clone().requires_grad_() for tensor in (logits, features)]
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves)
+    expected = ncr(*leaves, k=None)
+    assert_close(compiled, expected)
+    assert_close(
+        torch.autograd.grad(compiled, leaves),
+        torch.autograd.grad(expected, leaves),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_threads_leave_the_precision_of_matrix_products_as_it_was():
+    logits, features = rows(dtype=torch.float32)
+    torch.set_float32_matmul_precision("high")
+    try:
+        threads = [
+            Thread(target=lambda: [ncr(logits, features, k=3) for _ in range(50)]) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_labels_out_of_range_and_bad_targets_are_named():
+    logits, features = rows()
+    with pytest.raises(ValueError, match="labels holds 4, but with 4 classes it must be 0 to 3"):
+        one_hot(torch.tensor([0, 4]), 4)
+    for value, words in ((math.nan, "row 3 holds nan"), (-1.0, "row 3 holds -1.0")):
+        batch = batch_of(logits)
+        batch.targets[3, 1] = value
+        with pytest.raises(ValueError, match=words):
+            call(NCR(), logits, features, batch)
+
+
+def test_too_many_neighbors_are_warned_of_once_and_all_are_used():
+    logits, features = rows()
+    _warn_of_few.cache_clear()
+    with pytest.warns(
+        UserWarning, match="k=50 neighbors were asked for, but there are only 12 other rows"
+    ):
+        loss = ncr(logits, features, k=50)
+    assert_close(loss, ncr(logits, features, k=None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ncr(logits, features, k=50)

@@ -1,0 +1,445 @@
+"""Label propagation against the paper's Eq. 2 written as loops, and the laws it obeys."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from nearsay import neighbors
+from nearsay.label_propagation import propagate_labels
+
+EXACT = {"tolerance": 1e-13}  # with float64 features: the solver's own error is out of the way
+
+
+def graph_of(features: Tensor, k: int) -> list[list[float]]:
+    """W by scalar loops: the cosine of a pair if it is positive and either names the other, else 0."""
+    rows = features.tolist()
+    norms = [math.sqrt(sum(x * x for x in row)) for row in rows]
+    n = len(rows)
+    cosines = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(n):
+            if i != j and norms[i] > 0 and norms[j] > 0:
+                cosines[i][j] = sum(a * b for a, b in zip(rows[i], rows[j], strict=True)) / (
+                    norms[i] * norms[j]
+                )
+    named = [
+        sorted((j for j in range(n) if j != i), key=lambda j: -cosines[i][j])[:k] for i in range(n)
+    ]
+    return [
+        [max(cosines[i][j], 0.0) if j in named[i] or i in named[j] else 0.0 for j in range(n)]
+        for i in range(n)
+    ]
+
+
+def objective(scores: Tensor, targets: Tensor, weights: list[list[float]], mu: float) -> float:
+    """Q(P), paper Eq. 2, as the literal double sum; a pair without weight has no term, so no degree of 0 divides."""
+    p, y, n = scores.tolist(), targets.tolist(), len(weights)
+    degrees = [sum(row) for row in weights]
+    fit = sum((a - b) ** 2 for i in range(n) for a, b in zip(p[i], y[i], strict=True))
+    smoothness = 0.0
+    for i in range(n):
+        for j in range(n):
+            if weights[i][j] > 0:
+                smoothness += weights[i][j] * sum(
+                    (a / math.sqrt(degrees[i]) - b / math.sqrt(degrees[j])) ** 2
+                    for a, b in zip(p[i], p[j], strict=True)
+                )
+    return 0.5 * mu * fit + 0.5 * smoothness
+
+
+def example(n: int = 14, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Features with an isolated row, labels with unlabeled ones, and their targets."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    features[5] = 0.0
+    labels = torch.randint(-1, classes, (n,), generator=generator)
+    labels[:classes] = torch.arange(classes)
+    labels[5] = 1
+    return features, labels, (labels[:, None] == torch.arange(classes)).double()
+
+
+def blobs(n: int, separation: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.arange(n) % 3
+    return torch.randn(n, 3, generator=generator) + separation * torch.eye(3)[classes], classes
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.02, 0.5, 7.0])
+@pytest.mark.parametrize("k", [1, 3, 13, 100])
+def test_it_solves_the_dense_system(k, mu):
+    features, labels, targets = example()
+    weights = torch.tensor(graph_of(features, k), dtype=torch.float64)
+    degrees = weights.sum(dim=1)
+    laplacian = torch.diag((degrees > 0).double()) - torch.where(
+        weights > 0, weights / (degrees[:, None] * degrees).sqrt(), 0.0
+    )
+    expected = torch.linalg.solve(
+        mu * torch.eye(len(features), dtype=torch.float64) + 2 * laplacian, mu * targets
+    )
+    scores = propagate_labels(features, labels, 3, k=k, mu=mu, **EXACT)
+    torch.testing.assert_close(
+        scores, expected, rtol=1e-8, atol=1e-10
+    )  # atol: scores are of order 1
+
+
+@pytest.mark.parametrize("mu", [0.02, 0.5])
+def test_the_gradient_of_the_objective_vanishes_at_the_result(mu):
+    features, labels, targets = example()
+    weights = graph_of(features, 3)
+    scores = propagate_labels(features, labels, 3, k=3, mu=mu, **EXACT)
+    for i in range(len(scores)):
+        for c in range(3):
+            nudge = torch.zeros_like(scores)
+            nudge[i, c] = 1e-3
+            above = objective(scores + nudge, targets, weights, mu)
+            below = objective(scores - nudge, targets, weights, mu)
+            assert (
+                abs(above - below) / 2e-3 < 1e-10
+            )  # central differences are exact for a quadratic
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0])
+def test_any_other_scores_have_a_larger_objective(size):
+    features, labels, targets = example()
+    weights = graph_of(features, 3)
+    scores = propagate_labels(features, labels, 3, k=3, mu=0.1, **EXACT)
+    least = objective(scores, targets, weights, 0.1)
+    for seed in range(20):
+        change = size * torch.randn(
+            scores.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        assert objective(scores + change, targets, weights, 0.1) > least
+
+
+def test_a_very_large_mu_returns_the_given_labels():
+    features, labels, targets = example()
+    torch.testing.assert_close(
+        propagate_labels(features, labels, 3, mu=1e9), targets, rtol=0, atol=1e-8
+    )
+
+
+def test_a_smaller_mu_moves_scores_further_from_the_given_labels():
+    features, labels, targets = example()
+    distances = [
+        (propagate_labels(features, labels, 3, k=5, mu=mu) - targets).norm().item()
+        for mu in (10.0, 1.0, 0.1, 0.01)
+    ]
+    assert distances == sorted(distances)
+    assert distances[-1] > 2 * distances[0]
+
+
+def test_one_label_per_cluster_reaches_the_whole_cluster():
+    features, classes = blobs(300, separation=12.0)
+    labels = torch.full((300,), -1)
+    labels[:3] = classes[:3]
+    scores = propagate_labels(features, labels, k=10)
+    assert scores.shape == (300, 3)
+    assert torch.equal(scores.argmax(dim=1), classes)
+
+
+def test_labels_follow_two_moons_where_the_nearest_label_misleads():
+    angles = torch.linspace(0, math.pi, 100)
+    upper = torch.stack([angles.cos(), angles.sin()], dim=1)
+    lower = torch.stack([1 - angles.cos(), 0.5 - angles.sin()], dim=1)
+    plane = torch.cat([upper, lower])  # (200, 2)
+    # Similarities to all points as features: cosines fall off with distance in the plane instead of with angle.
+    features = torch.exp(-torch.cdist(plane, plane).square() / (2 * 0.1**2))
+    labels = torch.full((200,), -1)
+    labels[0], labels[199] = 0, 1  # the right-hand tip of each moon
+    truth = torch.arange(200) // 100
+    nearest = torch.cdist(plane, plane[[0, 199]]).argmin(dim=1)
+    assert (nearest == truth).float().mean() < 0.9
+    assert torch.equal(propagate_labels(features, labels, k=5).argmax(dim=1), truth)
+
+
+def test_wrong_labels_in_a_cluster_are_outvoted():
+    features, classes = blobs(600, separation=8.0)
+    generator = torch.Generator().manual_seed(1)
+    is_wrong = torch.randperm(600, generator=generator) < 240
+    given = torch.where(
+        is_wrong, (classes + torch.randint(1, 3, (600,), generator=generator)) % 3, classes
+    )
+    assert (given == classes).float().mean() == pytest.approx(0.6)
+    propagated = propagate_labels(features, given).argmax(dim=1)
+    assert (propagated == classes).float().mean() >= 0.95
+
+
+def test_the_order_of_examples_does_not_matter():
+    features, labels, _ = example(40)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
+    scores = propagate_labels(features, labels, 3, k=4, **EXACT)
+    torch.testing.assert_close(
+        propagate_labels(features[order], labels[order], 3, k=4, **EXACT), scores[order]
+    )
+
+
+def test_renaming_classes_renames_the_columns():
+    features, labels, _ = example(40)
+    scores = propagate_labels(features, labels, 3, k=4, **EXACT)
+    renamed = torch.tensor([2, 0, 1, -1])[labels]  # the last entry serves −1
+    torch.testing.assert_close(
+        propagate_labels(features, renamed, 3, k=4, **EXACT)[:, [2, 0, 1]], scores
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-5, 1e300])
+def test_the_scale_of_features_does_not_matter(scale):
+    features, labels, _ = example()
+    row_scales = torch.linspace(0.1, 7.0, len(features), dtype=torch.float64)[:, None]
+    scores = propagate_labels(features, labels, 3, k=3, **EXACT)
+    torch.testing.assert_close(
+        propagate_labels(scale * row_scales * features, labels, 3, k=3, **EXACT), scores
+    )
+
+
+def test_soft_targets_equal_the_labels_they_spell():
+    features, labels, targets = example()
+    torch.testing.assert_close(
+        propagate_labels(features, targets, k=3, **EXACT),
+        propagate_labels(features, labels, 3, k=3, **EXACT),
+    )
+
+
+def test_scores_are_linear_in_soft_targets():
+    features, _, targets = example()
+    soft = torch.rand(
+        targets.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64
+    )
+    torch.testing.assert_close(
+        propagate_labels(features, 0.3 * targets + 2 * soft, k=3, **EXACT),
+        0.3 * propagate_labels(features, targets, k=3, **EXACT)
+        + 2 * propagate_labels(features, soft, k=3, **EXACT),
+    )
+
+
+def test_an_isolated_example_keeps_its_own_label():
+    opposed = torch.tensor(
+        [[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [0.0, 0.0]]
+    )  # the last two have no positive similarity
+    scores = propagate_labels(opposed, torch.tensor([0, -1, 1, 2]))
+    torch.testing.assert_close(
+        scores[2:], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), rtol=0, atol=0
+    )
+    assert (scores[:2, 0] > 0).all()
+    assert (scores[:2, 1:] == 0).all()
+
+
+def test_a_row_that_no_label_reaches_is_zero():
+    features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, -0.1], [0.0, 0.0]])
+    scores = propagate_labels(features, torch.tensor([0, -1, -1, -1, -1]))
+    assert (scores[:2] > 0).all()
+    assert (scores[2:] == 0).all()
+
+
+def test_one_example_alone_keeps_its_label():
+    assert propagate_labels(torch.ones(1, 2), torch.tensor([1])).tolist() == [[0.0, 1.0]]
+
+
+def test_a_class_without_labels_gets_a_column_of_zeros():
+    features, labels, _ = example()
+    scores = propagate_labels(features, labels, 5, k=3)
+    assert scores.shape == (14, 5)
+    assert (scores[:, 3:] == 0).all()
+
+
+def test_unlabeled_duplicates_share_scores_and_never_name_themselves():
+    features = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(6, 1)
+    scores = propagate_labels(features, torch.tensor([0, 0, 1, -1, -1, -1]), k=5, **EXACT)
+    torch.testing.assert_close(scores[3], scores[4])
+    torch.testing.assert_close(scores[3], scores[5])
+    # Six equal points: S is 1/5 off the diagonal, so every class keeps its mass and the unlabeled follow the majority.
+    torch.testing.assert_close(scores.sum(dim=0), torch.tensor([2.0, 1.0], dtype=torch.float64))
+    assert (scores[:, 0] > scores[:, 1]).all()
+    alpha = 2 / 2.02
+    own, other = (1 - alpha) * (1 - alpha * 4 / 5), (1 - alpha) * alpha / 5
+    determinant = (1 - alpha) * (1 + alpha / 5)
+    torch.testing.assert_close(scores[2, 1], torch.tensor(own / determinant, dtype=torch.float64))
+    torch.testing.assert_close(scores[3, 1], torch.tensor(other / determinant, dtype=torch.float64))
+
+
+def test_more_duplicates_than_neighbors_is_finite():
+    features = torch.ones(30, 3)
+    scores = propagate_labels(features, torch.arange(30) % 2, k=2)
+    assert scores.isfinite().all()
+
+
+def test_scores_are_never_negative_even_when_the_solver_stops_early():
+    plane = [
+        (2.16, -0.86),
+        (0.63, -0.76),
+        (-1.07, -1.74),
+        (1.67, -0.83),
+        (-0.97, -1.7),
+        (-0.23, -0.31),
+        (0.24, 0.56),
+    ]
+    soft = torch.tensor(
+        [[0.514], [0.147], [0.015], [0.005], [0.001], [0.0], [0.001]], dtype=torch.float64
+    )
+    with pytest.warns(UserWarning, match="max_iterations=3"):  # its third iterate reaches −6e-5
+        scores = propagate_labels(
+            torch.tensor(plane, dtype=torch.float64), soft, k=3, mu=1e-3, max_iterations=3
+        )
+    assert (scores >= 0).all()
+
+
+def test_float32_agrees_with_float64():
+    features, classes = blobs(200, separation=3.0)
+    single = propagate_labels(features, classes, k=10)
+    double = propagate_labels(features.double(), classes, k=10, **EXACT)
+    assert single.dtype == torch.float32
+    assert double.dtype == torch.float64
+    # The relative error of a solution is that of the input times the condition of the system, about 200.
+    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_features_are_computed_in_float32(dtype):
+    features, classes = blobs(100, separation=3.0)
+    rounded = (1e3 * features).to(dtype)  # the squares of these overflow float16
+    scores = propagate_labels(rounded, classes, k=10)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, propagate_labels(rounded.float(), classes, k=10))
+
+
+def test_searching_in_chunks_changes_nothing(monkeypatch):
+    features, labels, _ = example(50)
+    whole = propagate_labels(features, labels, 3, k=4, **EXACT)
+    monkeypatch.setitem(neighbors.CHUNK_ROWS, "cpu", 7)  # the last chunk has one row
+    torch.testing.assert_close(propagate_labels(features, labels, 3, k=4, **EXACT), whole)
+
+
+def test_no_gradient_is_recorded_and_inputs_stay_as_they_are():
+    features, _, targets = example()
+    features.requires_grad_(), targets.requires_grad_()
+    before = features.detach().clone(), targets.detach().clone()
+    assert not propagate_labels(features, targets, k=3).requires_grad
+    assert torch.equal(features, before[0])
+    assert torch.equal(targets, before[1])
+
+
+def test_stopping_early_warns_once_with_the_residual():
+    features, classes = blobs(200, separation=3.0)
+    residuals = []
+    for max_iterations in (2, 30):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scores = propagate_labels(
+                features, classes, k=5, tolerance=1e-12, max_iterations=max_iterations
+            )
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        message = str(caught[0].message)
+        assert f"max_iterations={max_iterations} at a relative residual of " in message
+        residuals.append(float(message.split("residual of ")[1].split(",")[0]))
+        assert scores.isfinite().all()
+    assert residuals[0] > 0.1
+    assert 1e-12 < residuals[1] < 0.1
+
+
+def test_scores_of_a_solver_that_stops_early_are_as_large_as_the_labels():
+    features, _ = blobs(60, separation=3.0)
+    labels = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).to(features.dtype)
+    for max_iterations in (1, 4):
+        with pytest.warns(UserWarning, match=f"max_iterations={max_iterations} "):
+            scores = propagate_labels(features, labels, k=5, max_iterations=max_iterations)
+        with pytest.warns(UserWarning, match=f"max_iterations={max_iterations} "):
+            larger = propagate_labels(
+                features,
+                labels * torch.tensor([1.0, 64.0, 1 / 8]),
+                k=5,
+                max_iterations=max_iterations,
+            )
+        torch.testing.assert_close(larger, scores * torch.tensor([1.0, 64.0, 1 / 8]))
+
+
+FEATURES = torch.eye(4)
+LABELS = torch.tensor([0, 1, -1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "choices", "message"),
+    [
+        ((FEATURES, LABELS), {"k": 0}, "k=0 must be a whole number of at least 1"),
+        ((FEATURES, LABELS), {"mu": 0.0}, "mu=0.0 must be a number from 1e-06"),
+        ((FEATURES, LABELS), {"mu": -1.0}, "mu=-1.0 must be"),
+        ((FEATURES, LABELS), {"mu": math.nan}, "mu=nan must be"),
+        ((FEATURES, LABELS), {"mu": math.inf}, "mu=inf must be"),
+        ((FEATURES, LABELS), {"tolerance": 0.0}, "tolerance=0.0 must lie between 0 and 1"),
+        ((FEATURES, LABELS), {"tolerance": 1}, "tolerance=1 must lie between 0 and 1"),
+        (
+            (FEATURES, LABELS),
+            {"tolerance": "x"},
+            "tolerance='x' must be a number from 0 to 1; 1e-6 is customary",
+        ),
+        ((FEATURES, LABELS), {"tolerance": None}, "tolerance=None must be a number from 0 to 1"),
+        ((FEATURES, LABELS), {"tolerance": math.nan}, "tolerance=nan must be a number from 0 to 1"),
+        (
+            (FEATURES, LABELS),
+            {"max_iterations": 0},
+            "max_iterations=0 must be a whole number of at least 1",
+        ),
+        (
+            (FEATURES, LABELS),
+            {"max_iterations": 1.5},
+            "max_iterations=1.5 must be a whole number of at least 1",
+        ),
+        (
+            (FEATURES, LABELS),
+            {"max_iterations": None},
+            "max_iterations=None must be a whole number",
+        ),
+        ((FEATURES.long(), LABELS), {}, r"torch.int64 must be a floating-point matrix \(N, D\)"),
+        (
+            (FEATURES[0], LABELS),
+            {},
+            r"shape \(4,\) and torch.float32 must be a floating-point matrix",
+        ),
+        ((FEATURES[:0], LABELS[:0]), {}, "at least one row and column"),
+        ((FEATURES / FEATURES[1], LABELS), {}, "NaN or infinity, first in row 0"),
+        ((FEATURES, LABELS[:3]), {}, "4 rows of features but 3 labels"),
+        ((FEATURES, LABELS, 1), {}, "labels holds 1, but with 1 classes"),
+        ((FEATURES, LABELS - 1), {}, "labels holds -2"),
+        (
+            (FEATURES, LABELS.float()),
+            {},
+            r"labels of shape \(4,\) and torch.float32 must be \(N,\) whole class numbers",
+        ),
+        ((FEATURES, LABELS[:, None]), {}, r"labels of shape \(4, 1\) and torch.int64"),
+        ((FEATURES, torch.full((4,), -1)), {}, "none of the 4 examples has a label"),
+        ((FEATURES, torch.full((4,), -1), 3), {}, "none of the 4 examples has a label"),
+        ((FEATURES, torch.zeros(4, 2)), {}, "none of the 4 examples has a label"),
+        (
+            (FEATURES, 1 - 3 * FEATURES.flip(0)),
+            {},
+            r"soft labels hold -2.0; they must be finite and not negative",
+        ),
+        ((FEATURES, FEATURES * math.nan), {}, "soft labels hold nan"),
+        ((FEATURES, FEATURES.masked_fill(FEATURES == 1, math.inf)), {}, "soft labels hold inf"),
+        (
+            (FEATURES.masked_fill(FEATURES == 1, math.nan), LABELS),
+            {},
+            "NaN or infinity, first in row 0",
+        ),
+        ((FEATURES, FEATURES, 3), {}, "soft labels of 4 columns cannot mean num_classes=3"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_cure(arguments, choices, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        propagate_labels(*arguments, **choices)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_size_of_soft_labels_is_the_size_of_the_scores(size):
+    drawn = torch.Generator().manual_seed(0)
+    features, labels = torch.rand(30, 4, generator=drawn), torch.rand(30, 3, generator=drawn)
+    scores = propagate_labels(
+        features, size * labels, k=5
+    )  # whose squares vanish or overflow in float32
+    torch.testing.assert_close(
+        scores / size, propagate_labels(features, labels, k=5), rtol=1e-4, atol=0
+    )

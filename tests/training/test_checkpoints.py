@@ -1,0 +1,487 @@
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from nearsay.errors import RunError
+from nearsay.training import checkpoints as runs
+from nearsay.training.checkpoints import open_run
+
+
+def tensors_of(step):
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "weight": torch.randn(40, 30, generator=generator),
+        "step": torch.tensor(step),
+        "mask": torch.rand(17, generator=generator) > 0.5,
+        "half": torch.randn(5, generator=generator).to(torch.bfloat16),
+    }
+
+
+def state_of(step):
+    return {"epoch": step / 10, "log_end": 12, "name": "Käse"}
+
+
+def save(run, *steps):
+    for step in steps:
+        run.save(step, tensors_of(step), state_of(step))
+
+
+def assert_is(checkpoint, step):
+    assert checkpoint.step == step
+    assert checkpoint.state == state_of(step)
+    assert_close(checkpoint.tensors, tensors_of(step), rtol=0, atol=0)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    with open_run(tmp_path / "new" / "run") as run:
+        assert run.load() is None
+        save(run, 7)
+        assert_is(run.load(), 7)
+
+
+def test_the_newest_two_are_kept(tmp_path):
+    with open_run(tmp_path) as run:
+        save(run, 1, 20, 3, 100, 99)
+        assert [path.name for path in run.checkpoints()] == ["step-00000100", "step-00000099"]
+        assert_is(run.load(), 100)
+
+
+def test_what_is_damaged_is_not_counted_among_those_that_are_kept(tmp_path):
+    with open_run(tmp_path) as run:
+        save(run, 10, 20)
+        (run.checkpoints()[0] / "tensors.safetensors").write_bytes(b"x")
+        assert_is(run.load(), 10)
+        save(run, 25)
+        assert [path.name for path in run.checkpoints()] == ["step-00000025", "step-00000010"]
+        (run.checkpoints()[0] / "tensors.safetensors").write_bytes(b"x")
+        assert_is(run.load(), 10)
+        save(run, 25)  # again, and whole this time
+        save(run, 30)
+        assert [path.name for path in run.checkpoints()] == ["step-00000030", "step-00000025"]
+
+
+def test_older_ones_stay_if_what_is_written_does_not_come_back(tmp_path, monkeypatch):
+    real = runs._write_flushed
+
+    def spoiled(path, content):
+        real(
+            path,
+            content[:-1] + bytes([content[-1] ^ 1])
+            if path.name == "tensors.safetensors"
+            else content,
+        )
+
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        monkeypatch.setattr(runs, "_write_flushed", spoiled)
+        with pytest.raises(ValueError, match=r"tensors\.safetensors is damaged"):
+            save(run, 3)
+        monkeypatch.undo()
+        assert {"step-00000001", "step-00000002"} <= {path.name for path in run.checkpoints()}
+        assert_is(run.load(), 2)
+
+
+def test_views_and_shared_memory_are_saved(tmp_path):
+    base = torch.arange(12.0).view(3, 4)
+    with open_run(tmp_path) as run:
+        run.save(1, {"a": base, "b": base.T, "c": base[:, 1]}, {})
+        loaded = run.load().tensors
+    assert_close(loaded, {"a": base, "b": base.T.contiguous(), "c": base[:, 1].contiguous()})
+
+
+def damage(path, kind, draw):
+    """One way of spoiling a checkpoint; says what was done."""
+    file = path / draw.choice(["tensors.safetensors", "state.json", "manifest.json"])
+    content = bytearray(file.read_bytes())
+    place = draw.randrange(len(content))
+    if kind == "flip":
+        content[place] ^= 1 << draw.randrange(8)
+    elif kind == "cut":
+        del content[place:]
+    elif kind == "zeros":
+        content[place : place + 64] = bytes(len(content[place : place + 64]))
+    elif kind == "missing":
+        file.unlink()
+        return f"{file.name} gone"
+    file.write_bytes(content)
+    return f"{kind} at {place} of {file.name}"
+
+
+def check_damage(tmp_path, attempts):
+    """No damaged byte is ever loaded: either the old checkpoint comes, or what comes is exactly right."""
+    with open_run(tmp_path / "run") as run:
+        save(run, 10, 20)
+    draw = random.Random(0)
+    sound = tmp_path / "sound"
+    shutil.copytree(tmp_path / "run", sound)
+    newest = tmp_path / "run" / "checkpoints" / "step-00000020"
+    for attempt in range(attempts):
+        before = {file.name: file.read_bytes() for file in newest.iterdir()}
+        what = damage(
+            newest, draw.choice(["flip", "flip", "flip", "cut", "zeros", "missing"]), draw
+        )
+        is_changed = {file.name: file.read_bytes() for file in newest.iterdir()} != before
+        with open_run(tmp_path / "run") as run:
+            checkpoint = run.load()
+        assert_is(checkpoint, 10 if is_changed and checkpoint.damaged else 20)
+        if is_changed:
+            # A flip inside white space or a key of the manifest cannot change what is loaded: seals cover the rest.
+            assert checkpoint.damaged or "manifest" in what, (attempt, what)
+        shutil.rmtree(newest)
+        shutil.copytree(sound / "checkpoints" / "step-00000020", newest)
+
+
+def test_damage_is_never_loaded(tmp_path):
+    check_damage(tmp_path, 300)
+
+
+@pytest.mark.slow
+def test_damage_is_never_loaded_in_ten_thousand_tries(tmp_path):
+    check_damage(tmp_path, 10_000)
+
+
+def test_swapped_files_and_names_are_noticed(tmp_path):
+    with open_run(tmp_path) as run:
+        save(run, 10, 20)
+        old, new = run.checkpoints()[::-1]
+        (old / "tensors.safetensors").rename(tmp_path / "x")
+        shutil.copy(new / "tensors.safetensors", old / "tensors.safetensors")
+        shutil.copy(tmp_path / "x", new / "tensors.safetensors")
+        with pytest.raises(
+            RunError, match=r"step-00000020: tensors.safetensors is damaged; step-00000010"
+        ) as caught:
+            run.load()
+        assert caught.value.code == 65
+        shutil.rmtree(new)
+        old.rename(new)
+        shutil.copy(tmp_path / "x", new / "tensors.safetensors")
+        with pytest.raises(RunError, match="step 10 under another name"):
+            run.load()
+        assert new.exists()  # nothing was deleted
+
+
+def test_the_fallback_names_what_was_passed_over(tmp_path):
+    with open_run(tmp_path) as run:
+        save(run, 10, 20)
+        (run.checkpoints()[0] / "state.json").write_text("{}")
+        checkpoint = run.load()
+    assert_is(checkpoint, 10)
+    assert checkpoint.damaged == ("step-00000020: state.json is damaged",)
+
+
+def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(runs.shutil, "disk_usage", lambda path: usage._replace(free=100))
+        with pytest.raises(
+            RunError, match=r"disk is full: .*step-00000003 needs \d+ bytes and 100 are free"
+        ) as caught:
+            save(run, 3)
+        assert caught.value.code == 74
+        monkeypatch.undo()
+        real, calls = runs._write_flushed, []
+
+        def full_half_way(path, content):
+            calls.append(path)
+            if len(calls) == 2:
+                path.write_bytes(content[: len(content) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(path, content)
+
+        monkeypatch.setattr(runs, "_write_flushed", full_half_way)
+        with pytest.raises(RunError, match="disk is full"):
+            save(run, 3)
+        monkeypatch.undo()
+        assert_is(run.load(), 2)
+        assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+            "step-00000001",
+            "step-00000002",
+        ]
+
+
+def test_a_folder_that_cannot_be_written_fails_at_once(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(RunError, match=r"cannot write into .*file: File exists.*--out") as caught,
+        open_run(tmp_path / "file"),
+    ):
+        pass
+    assert caught.value.code == 73
+
+    def refuse(path, content):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(runs, "_write_flushed", refuse)
+    with pytest.raises(RunError, match="Read-only file system"), open_run(tmp_path / "other"):
+        pass
+
+
+def test_a_second_run_is_told_who_has_the_folder(tmp_path):
+    ready, parent = os.pipe()
+    child = os.fork()
+    if not child:
+        with open_run(tmp_path):
+            os.write(parent, b"x")
+            time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        with (
+            pytest.raises(RunError, match=f"in use by process {child} on ") as caught,
+            open_run(tmp_path),
+        ):
+            pass
+        assert caught.value.code == 75
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with open_run(tmp_path):  # the lock goes with the process
+        pass
+
+
+def test_files_are_whole_or_as_before(tmp_path, monkeypatch):
+    with open_run(tmp_path) as run:
+        run.write_json("result.json", {"accuracy": 0.5})
+        monkeypatch.setattr(
+            runs.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error"))
+        )
+        with pytest.raises(RunError, match=r"cannot write .*result.json: I/O error"):
+            run.write_json("result.json", {"accuracy": 0.9})
+        monkeypatch.undo()
+        assert '"accuracy": 0.5' in (tmp_path / "result.json").read_text()
+        assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
+
+
+def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
+    """After a loss of power a file is as long as when it was last flushed."""
+    kept, fsync = {}, os.fsync
+
+    def flush(descriptor):
+        fsync(descriptor)
+        found = os.fstat(descriptor)
+        kept[found.st_ino] = found.st_size
+
+    monkeypatch.setattr(os, "fsync", flush)
+    with open_run(tmp_path / "run") as run:
+        run.append_log({"epoch": 1.0})
+        run.append_log({"epoch": 2.0})
+        final = run.save(7, tensors_of(7), {**state_of(7), "log_end": run.log_end()})
+        monkeypatch.undo()
+    assert kept[(final / "state.json").stat().st_ino] > 0
+    assert kept.get((tmp_path / "run" / "log.jsonl").stat().st_ino, 0) == run.log_end()
+    flushed = list(kept)
+    assert flushed.index((run.path / "log.jsonl").stat().st_ino) < flushed.index(
+        (final / "state.json").stat().st_ino
+    )
+    assert {
+        run.path.stat().st_ino,
+        final.stat().st_ino,
+    } <= kept.keys()  # and the names in both folders
+
+
+def test_the_log_is_cut_to_where_the_checkpoint_stood(tmp_path):
+    with open_run(tmp_path) as run:
+        run.append_log({"step": 1})
+        end = run.log_end()
+        run.append_log({"step": 2})
+        run.cut_log(end)
+        run.append_log({"step": 3})
+        assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+def check_kills(tmp_path, attempts):
+    """A process that saves without end is killed at random times; what is found afterwards is always a checkpoint."""
+    draw = random.Random(0)
+    last = 0
+    for _ in range(attempts):
+        child = os.fork()
+        if not child:
+            with open_run(tmp_path) as run:
+                checkpoint = run.load()
+                step = checkpoint.step if checkpoint else 0
+                while True:
+                    step += 1
+                    run.save(step, tensors_of(step), state_of(step))
+            os._exit(0)
+        time.sleep(draw.uniform(0.01, 0.06))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with open_run(tmp_path) as run:
+            checkpoint = run.load()
+            assert (
+                not list((tmp_path / "checkpoints").glob(".*"))
+                if (tmp_path / "checkpoints").exists()
+                else True
+            )
+        if checkpoint is not None:
+            assert_is(checkpoint, checkpoint.step)
+            assert not checkpoint.damaged
+            assert checkpoint.step >= last
+            last = checkpoint.step
+    assert last > 1
+
+
+def test_a_kill_leaves_a_checkpoint_to_go_on_from(tmp_path):
+    check_kills(tmp_path, 25)
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_leave_a_checkpoint_to_go_on_from(tmp_path):
+    check_kills(tmp_path, 200)
+
+
+def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "runs/new"):
+        raise ValueError("bad data")
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/cat.jpg").write_text("of somebody else")
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
+        raise ValueError("bad data")
+    assert [each.name for each in (tmp_path / "old").iterdir()] == ["cat.jpg"]
+    (tmp_path / "old/.lock").touch()  # this too
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
+        raise ValueError("bad data")
+    assert (tmp_path / "old/.lock").exists()
+    (tmp_path / "old/.lock").unlink()
+    (tmp_path / "old/experiment.json").write_text("")
+    with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
+        raise ValueError("bad data")
+    assert (tmp_path / "old/.lock").exists()
+    used = open_run(tmp_path / "used")
+    (used.__enter__().path / "log.jsonl").write_text("")
+    assert not used.__exit__(ValueError, ValueError("bad data"), None)
+    assert (tmp_path / "used/log.jsonl").exists()
+
+
+def test_a_line_of_the_log_says_how_much_room_it_needs(tmp_path, monkeypatch):
+    class Full:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_run(tmp_path) as run:
+        monkeypatch.setattr(runs, "open", lambda *_: Full(), raising=False)
+        with pytest.raises(RunError, match=r"the disk is full: .*log\.jsonl needs 12 bytes and "):
+            run.append_log({"step": 1})
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        '{"step": 1, "sha256": [], "seal": 3}',
+        '{"step": [], "sha256": {}, "seal": 3}',
+        "[" * 100_000,
+    ],
+)
+def test_a_manifest_that_is_none_is_a_damaged_one(tmp_path, manifest):
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        (run.checkpoints()[0] / "manifest.json").write_text(manifest)
+        found = run.load()
+        assert_is(found, 1)
+        assert found.damaged == ("step-00000002: its manifest cannot be read",)
+
+
+@pytest.mark.parametrize("kind", ["a link that leads nowhere", "a file"])
+def test_checkpoints_that_cannot_be_reached_are_not_taken_for_none(tmp_path, kind):
+    with open_run(tmp_path) as run:
+        assert run.checkpoints() == []
+        if kind == "a file":
+            (tmp_path / "checkpoints").write_bytes(b"")
+        else:
+            (tmp_path / "checkpoints").symlink_to(tmp_path / "not mounted")
+        with pytest.raises(
+            RunError, match=r"cannot look into .*checkpoints: .*; nothing was changed"
+        ) as caught:
+            run.load()
+    assert caught.value.code == 74
+
+
+@pytest.mark.parametrize("name", [".lock", "log.jsonl"])
+def test_a_link_in_the_folder_of_another_leads_to_no_file_of_mine(tmp_path, name):
+    (tmp_path / "mine.txt").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to("../mine.txt")
+    with (
+        pytest.raises(RunError, match=rf"{name} is a link, .*; remove it") as caught,
+        open_run(tmp_path / "run"),
+    ):
+        pass
+    assert caught.value.code == 73
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_a_folder_that_is_no_run_keeps_all_that_is_in_it(tmp_path):
+    mine = [
+        "movie.mkv.partial",
+        ".movie.mkv.partial",
+        "sub/.other.partial",
+        ".folder.partial/file",
+        ".probe-results",
+    ]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    left = [
+        f".result.json.{os.getpid()}.partial",
+        ".probe-123",
+        "checkpoints/.step-00000007.partial/state.json",
+    ]
+    for name in left:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("of a run that was killed")
+    with open_run(tmp_path):
+        pass
+    assert [name for name in mine if not (tmp_path / name).exists()] == []
+    assert [name for name in left if (tmp_path / name).exists()] == []
+
+
+def test_the_lock_of_another_program_is_left_as_it_is(tmp_path):
+    (tmp_path / ".lock").write_text("pid 17")
+    with (
+        pytest.raises(RunError, match=r"\.lock was not written by nearsay; choose another folder"),
+        open_run(tmp_path),
+    ):
+        pass
+    assert (tmp_path / ".lock").read_text() == "pid 17"
+
+
+@pytest.mark.parametrize("names", [["../../mine.txt", "tensors.safetensors", "state.json"], []])
+def test_a_manifest_leads_to_no_other_file(tmp_path, names):
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        hashes = dict.fromkeys(names, "0" * 64)
+        manifest = {"step": 2, "sha256": hashes, "seal": runs._seal(2, hashes)}
+        (run.checkpoints()[0] / "manifest.json").write_text(json.dumps(manifest))
+        found = run.load()
+    assert_is(found, 1)
+    assert found.damaged == ("step-00000002: its manifest names other files than a checkpoint has",)
+
+
+def test_a_checkpoint_that_was_sealed_around_something_else_is_a_damaged_one(tmp_path):
+    with open_run(tmp_path) as run:
+        save(run, 1, 2)
+        newest = run.checkpoints()[0]
+        files = {"tensors.safetensors": b"\xff" * 40, "state.json": b"[" * 100_000}
+        for name, content in files.items():
+            (newest / name).write_bytes(content)
+        (newest / "manifest.json").write_bytes(runs._manifest(2, files))
+        found = run.load()
+    assert_is(found, 1)
+    assert found.damaged == ("step-00000002: it holds something else than tensors and their state",)

@@ -1,0 +1,319 @@
+"""Choices of an experiment that the paper's methods need: the oracle, hidden labels, balanced batches, two noises."""
+
+import json
+import math
+import shutil
+from dataclasses import dataclass, replace
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nearsay import ELR, NCR, Batch, CrossEntropy, Outputs, config
+from nearsay.batch import Labels, Split
+from nearsay.data.loader import Order
+from nearsay.data.toy import Toy
+from nearsay.experiment import Experiment, Machine
+from nearsay.models import MLP
+from nearsay.noise import Matrix, Recorded, Symmetric
+from nearsay.optim import SGD, Constant
+from nearsay.training.loop import train
+from nearsay.training.outcome import propagate as propagate_once
+from nearsay.training.propagate import propagate
+from nearsay.training.splits import open_splits
+from nearsay.training.step import observe_
+from nearsay.transforms import Mixup
+
+SMALL = Experiment(
+    data=Toy(num_train=200, num_test=100, num_classes=4),
+    noise=Symmetric(rate=0.5, redraw=False),
+    backbone=MLP(hidden=(16,)),
+    normalize=None,
+    optimizer=SGD(lr=0.05),
+    schedule=Constant(),
+    epochs=2,
+    batch_size=32,
+)
+
+
+class Unknown:
+    """Labels of which nobody knows whether they are right."""
+
+    def open(self, split):
+        inputs, labels = Toy(num_train=40, num_classes=4).open(split)
+        return Split(inputs, Labels(labels.given, None, labels.classes))
+
+
+def test_the_oracle_trains_on_right_labels_alone(tmp_path):
+    splits = open_splits(replace(SMALL, only_clean=True))
+    assert len(splits.train) == 100
+    assert (splits.labels.given == splits.labels.clean)[splits.train].all()
+    assert (
+        splits.labels.given != splits.labels.clean
+    ).sum() == 100  # the labels are as noisy as ever
+    assert train(replace(SMALL, only_clean=True), tmp_path)["labels"]["num_examples"] == 100
+
+
+def test_the_oracle_needs_the_truth():
+    with pytest.raises(ValueError, match="only_clean=True needs the true labels"):
+        open_splits(replace(SMALL, data=Unknown(), noise=None, only_clean=True))
+    wrong = Matrix(matrix=[[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+    with pytest.raises(ValueError, match="only_clean=True leaves no example"):
+        open_splits(replace(SMALL, noise=wrong, only_clean=True))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+def test_hidden_labels_are_a_share_and_nested(share):
+    shown, more = (
+        open_splits(replace(SMALL, labeled=each)).labels.given >= 0 for each in (share, 1.0)
+    )
+    assert shown.sum() == round(200 * share)
+    assert more.all()
+    fewer = open_splits(replace(SMALL, labeled=share / 2)).labels.given >= 0
+    assert (fewer <= shown).all()
+    assert (
+        len(open_splits(replace(SMALL, labeled=share)).train) == 200
+    )  # unlabeled, but still neighbors
+
+
+def test_training_with_few_labels_learns(tmp_path):
+    experiment = replace(SMALL, labeled=0.3, noise=None, epochs=20, objective=NCR(alpha=0.5))
+    assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.8
+
+
+def test_a_second_network_may_learn_other_noise():
+    two = replace(SMALL, networks=2, averaging=0.9)
+    assert open_splits(two).other_given is None
+    splits = open_splits(replace(two, noise_per_network=True))
+    assert torch.equal(
+        splits.labels.given, open_splits(two).labels.given
+    )  # the first learns what it always did
+    assert (splits.other_given != splits.labels.clean).sum() == 100
+    assert not torch.equal(splits.other_given, splits.labels.given)
+    with pytest.raises(ValueError, match="which has no seed"):
+        open_splits(replace(two, noise=Recorded(given=splits.labels.given), noise_per_network=True))
+
+
+def test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_first(tmp_path):
+    two = replace(SMALL, networks=2, averaging=0.9, objective=CrossEntropy(), mixup=Mixup())
+    shared = train(two, tmp_path / "shared")
+    leaked = train(replace(two, noise_per_network=True), tmp_path / "leaked")
+    assert shared["labels"] == leaked["labels"]
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("shared", "leaked")]
+    for name, tensor in weights[0].items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        assert torch.equal(tensor, weights[1][name]) == name.startswith("0."), (
+            name
+        )  # no teacher in cross-entropy
+
+
+def test_noise_that_leaks_reaches_a_network_through_its_teacher(tmp_path):
+    two = replace(SMALL, networks=2, averaging=0.5, objective=ELR(), epochs=1)
+    for name, leaks in (("shared", False), ("leaked", True)):
+        train(replace(two, noise_per_network=leaks), tmp_path / name)
+    shared, leaked = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("shared", "leaked")
+    )
+    assert not torch.equal(shared["0.fc.weight"], leaked["0.fc.weight"])
+    assert torch.equal(
+        *(torch.from_numpy(load_labels(tmp_path / name)) for name in ("shared", "leaked"))
+    )
+
+
+def load_labels(folder):
+    with np.load(folder / "labels.npz") as arrays:
+        return arrays["given"]
+
+
+def test_networks_or_averages_are_judged(tmp_path):
+    averaged = replace(
+        SMALL, noise=None, epochs=10, averaging=0.999
+    )  # so slow that it is still near the beginning
+    ends = {
+        judged: train(replace(averaged, judged=judged), tmp_path / judged)
+        for judged in ("networks", "averages")
+    }
+    assert (
+        ends["networks"]["accuracy"]["test"]["final"]
+        > ends["averages"]["accuracy"]["test"]["final"] + 0.2
+    )
+    with pytest.raises(ValueError, match="judged='averages' needs averaging="):
+        replace(SMALL, judged="averages")
+
+
+def test_balanced_batches_hold_every_class_alike():
+    kinds = torch.tensor([0] * 90 + [1] * 9 + [2] * 3 + [-1] * 8)
+    order = Order(torch.arange(110), batch_size=12, seed=0, kinds=kinds)
+    assert order.batches_per_pass == 9
+    seen = torch.cat([order.batch(step) for step in range(9)])
+    for step in range(20):
+        assert torch.bincount(kinds[order.batch(step)], minlength=3).tolist() == [4, 4, 4]
+    assert (
+        len(set(seen[kinds[seen] == 0].tolist())) == 36
+    )  # nobody of a large class twice in a pass
+    counts = torch.bincount(seen[kinds[seen] == 1], minlength=99)[90:99]
+    assert counts.tolist() == [4] * 9  # and everybody of a small one equally often
+    again = Order(torch.arange(110), batch_size=12, seed=0, kinds=kinds)
+    assert torch.equal(again.batch(13), order.batch(13))
+    assert not torch.equal(order.batch(0), order.batch(9))
+
+
+def test_a_balanced_run_counts_classes_alike(tmp_path, monkeypatch):
+    asked = []
+
+    def spied(*arguments, repeats):
+        asked.append(repeats)
+        return observe_(*arguments, repeats=repeats)
+
+    monkeypatch.setattr("nearsay.training.step.observe_", spied)
+    result = train(replace(SMALL, balanced=True, batches_per_epoch=3), tmp_path)
+    assert result["steps"] == 6
+    assert asked == [True] * 6  # a small class may be in a batch with one example twice
+
+
+def case():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    targets = torch.softmax(torch.randn(5, 4, generator=generator, dtype=torch.float64), dim=1)
+    targets[1] = 0  # unlabeled
+    return Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=torch.arange(5))
+
+
+@pytest.mark.parametrize("epoch", [0.0, 3.0, 10.0, 15.0])
+def test_the_weight_of_elr_rises_as_in_elr_plus(epoch):
+    outputs, batch = case()
+    memories = [ELR().memory(5, 4, 4) for _ in range(2)]
+    plain = ELR(weight=3)(outputs, batch, torch.tensor(epoch), memories[0], "elr")
+    ramped = ELR(weight=3, ramp=10)(outputs, batch, torch.tensor(epoch), memories[1], "elr")
+    factor = math.exp(-5 * (1 - min(epoch / 10, 1)) ** 2)
+    torch.testing.assert_close(ramped.terms["elr"], factor * plain.terms["elr"])
+    assert ramped.terms["cross_entropy"] == plain.terms["cross_entropy"]
+
+
+def test_targets_are_weighed_anew_as_in_elr_plus_with_many_classes():
+    outputs, batch = case()
+    memory = ELR(reweigh=True).memory(5, 4, 4)
+    loss = ELR(beta=0.7, weight=0, reweigh=True)(outputs, batch, torch.tensor(0.0), memory, "elr")
+    averages = oracles.elr_update([[0.0] * 4] * 5, outputs.logits.tolist(), range(5), 0.7)
+    total, weights = 0.0, 0.0
+    for row, target, average in zip(
+        outputs.logits.tolist(), batch.targets.tolist(), averages, strict=True
+    ):
+        weight = math.fsum(target)
+        product = [y * t for y, t in zip(target, average, strict=True)]
+        scale = weight / math.fsum(product) if weight else 0.0
+        logs = [math.log(p) for p in oracles.softmax(row)]
+        total -= math.fsum(scale * y * log for y, log in zip(product, logs, strict=True))
+        weights += weight
+    assert loss.total.item() == pytest.approx(total / weights, rel=1e-6)
+
+
+def test_propagated_labels_are_better_and_can_be_learned(tmp_path):
+    call = config.call_recipe("toy", ["epochs=5", "method=ncr", "noise=0.4"])
+    train(call.experiment, tmp_path / "first", origin=call.origin)
+    found = propagate(tmp_path / "first", k=20)
+    assert found["accuracy_before"] == pytest.approx(0.6, abs=0.01)
+    assert found["accuracy_after"] > 0.85
+    again = config.apply_overrides(call, [f"relabeled={found['file']}", "objective.alpha=0.1"])
+    result = train(again.experiment, tmp_path / "second", origin=again.origin)
+    assert result["labels"]["effective_rate"] == pytest.approx(1 - found["accuracy_after"])
+    with pytest.raises(
+        ValueError, match=r"nothing\.npz' is no file; nearsay clean and nearsay propagate make one"
+    ):
+        open_splits(replace(call.experiment, relabeled=str(tmp_path / "nothing.npz")))
+    with pytest.raises(ValueError, match="it belongs to other data"):
+        open_splits(replace(SMALL, relabeled=found["file"]))
+
+
+@dataclass(frozen=True)
+class OtherToy:
+    """A second test split, of the same classes."""
+
+    def open(self, split):
+        assert split == "test"
+        return Toy(num_test=60, num_classes=4, seed=5).open("test")
+
+
+def test_a_second_test_split_is_judged_as_well(tmp_path):
+    result = train(replace(SMALL, second_test=OtherToy()), tmp_path)
+    assert set(result["accuracy"]) == {"test", "second_test"}
+    seen = load_file(tmp_path / "predictions" / "second_test.safetensors")
+    truth = Toy(num_test=60, num_classes=4, seed=5).open("test").labels.given
+    right = (seen["logits"].argmax(dim=1) == truth).double().mean().item()
+    assert result["accuracy"]["second_test"]["final"] == pytest.approx(right)
+
+
+def test_labels_are_propagated_halfway_and_learned(tmp_path):
+    call = config.call_recipe("toy", ["method=label-propagation", "epochs=10"])
+    assert call.experiment.propagate_at == 5
+    result = train(call.experiment, tmp_path / "whole", origin=call.origin)
+    entries = [
+        json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
+    ]
+    assert [entry["epoch"] for entry in entries if "transductive_accuracy" in entry] == [5.0]
+    assert entries[4]["transductive_accuracy"] > 0.8  # of labels of which 60 % were right
+    plain = config.call_recipe("toy", ["method=standard", "epochs=10"])
+    assert (
+        result["accuracy"]["test"]["final"]
+        > train(plain.experiment, tmp_path / "plain")["accuracy"]["test"]["final"]
+    )
+
+
+def test_a_run_too_short_to_propagate_labels_is_refused_and_one_of_an_epoch_says_how_right_they_are(
+    tmp_path,
+):
+    with pytest.raises(config.ConfigError, match=r"propagate_at=1 is never reached in epochs=0.5"):
+        config.call_recipe("toy", ["method=label-propagation", "epochs=0.5"])
+    call = config.call_recipe("toy", ["method=label-propagation", "epochs=1"])
+    train(call.experiment, tmp_path)
+    assert 0 < json.loads((tmp_path / "log.jsonl").read_text())["transductive_accuracy"] <= 1
+
+
+def test_the_result_is_about_the_labels_before_they_were_propagated(tmp_path):
+    plain = train(replace(SMALL, objective=CrossEntropy(), epochs=2), tmp_path / "plain")
+    found = train(
+        replace(SMALL, objective=CrossEntropy(), epochs=2, propagate_at=2), tmp_path / "propagated"
+    )
+    assert found["labels"] == plain["labels"]
+    for part in ("detection", "confidence", "memorization"):
+        assert (
+            found[part] == plain[part]
+        )  # as the labels changed after the last step, the networks are the same
+
+
+def test_two_networks_propagate_from_the_same_labels(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(predictions, given, clean, trained):
+        seen.append(given.clone())
+        return propagate_once(predictions, given, clean, trained)
+
+    monkeypatch.setattr("nearsay.training.loop.propagate", watched)
+    train(
+        replace(
+            SMALL, objective=CrossEntropy(), epochs=2, propagate_at=1, networks=2, averaging=0.9
+        ),
+        tmp_path,
+    )
+    assert len(seen) == 2
+    assert seen[0].equal(seen[1])
+
+
+@pytest.mark.parametrize("steps", [10, 14])  # of 18, before the labels change at 12, and after
+def test_propagated_labels_survive_a_stop(tmp_path, steps):
+    experiment = replace(SMALL, objective=CrossEntropy(), epochs=3, propagate_at=2)
+    experiment = replace(experiment, machine=Machine(checkpoint_steps=steps))
+    train(experiment, tmp_path / "whole")
+    train(experiment, tmp_path / "stopped")
+    older, newest = sorted((tmp_path / "stopped" / "checkpoints").iterdir())
+    assert older.name == f"step-{steps:08d}"
+    shutil.rmtree(newest)
+    (tmp_path / "stopped" / "result.json").unlink()
+    train(experiment, tmp_path / "stopped")
+    whole, stopped = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")
+    )
+    assert whole == stopped

@@ -1,0 +1,440 @@
+"""A run folder found again: its networks say what they said, and damage is named in one sentence."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from nearsay.batch import Files
+from nearsay.config import ConfigError, apply_overrides, call_recipe, to_tree
+from nearsay.errors import RunError
+from nearsay.training.checkpoints import open_run
+from nearsay.training.evaluate import evaluate
+from nearsay.training.loop import train
+from nearsay.training.predictions import read_predictions
+from nearsay.training.run_folder import (
+    check_same,
+    claim,
+    find_view,
+    open_trained,
+    predict_run,
+    read_experiment,
+    read_labels,
+    read_origin,
+    read_result,
+)
+from nearsay.training.splits import open_splits
+
+SMALL = ["data.num_train=120", "data.num_test=40", "batch_size=40", "backbone.hidden=16"]
+
+
+def made(*overrides, method="ncr", epochs=2):
+    return apply_overrides(
+        call_recipe("toy", [f"method={method}", f"epochs={epochs}"]), [*SMALL, *overrides]
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    call = made()
+    path = tmp_path_factory.mktemp("runs") / "toy"
+    train(call.experiment, path, origin=call.origin)
+    return path
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def test_a_finished_run_says_what_it_said_before(folder):
+    kept = load_file(folder / "predictions" / "test.safetensors")
+    inputs = made().experiment.data.open("test").inputs
+    found, unreadable = predict_run(folder, inputs)
+    assert_close(found._asdict(), kept, rtol=0, atol=0)
+    assert found.indices.equal(torch.arange(40))
+    assert unreadable == {}
+
+
+def test_what_was_learned_comes_back(folder):
+    found = open_trained(folder)
+    assert found.experiment == made().experiment
+    assert found.labels.given.equal(open_splits(made().experiment).labels.given)
+    assert [network.training for network in found.networks] == [False]
+    assert_close(dict(found.networks[0].state_dict()), load_file(folder / "model.safetensors"))
+
+
+def test_two_averaged_networks_come_back(tmp_path):
+    call = made("averaging=0.9", "networks=2", method="elr", epochs=1)
+    train(call.experiment, tmp_path / "run", origin=call.origin)
+    assert len(open_trained(tmp_path / "run").networks) == 2
+    found = predict_run(tmp_path / "run", call.experiment.data.open("test").inputs).predictions
+    assert_close(found._asdict(), load_file(tmp_path / "run" / "predictions" / "test.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "predictions/train.safetensors"])
+def test_the_cure_of_a_damaged_file_is_to_have_it_made_anew(copy, name):
+    before = (copy / name).read_bytes()
+    (copy / name).write_bytes(before[:-4] + b"hurt")
+    with pytest.raises(RunError, match="remove it and start the run again, which makes it anew"):
+        open_trained(copy) if name == "model.safetensors" else read_predictions(
+            copy, read_labels(copy)
+        )
+    (copy / name).unlink()
+    train(made().experiment, copy, origin=made().origin)
+    assert (copy / name).read_bytes() == before
+
+
+def test_the_number_of_inputs_is_recorded_and_not_guessed(copy):
+    origin = read_origin(copy)
+    assert origin["num_inputs"] == 32
+    for wrong in (None, True, 0, "32", 1.5):
+        (copy / "experiment.json").write_text(json.dumps(dict(origin) | {"num_inputs": wrong}))
+        with pytest.raises(RunError, match="records num_inputs as") as caught:
+            open_trained(copy)
+        assert caught.value.code == 65
+
+
+def test_inputs_of_the_wrong_kind_are_refused(folder, tmp_path):
+    for images in (torch.zeros(2, 3, 4, 4), Files(tmp_path, ("a.jpg", "b.jpg"))):
+        with pytest.raises(
+            ValueError, match=r"^images do not fit: this run was trained on features"
+        ):
+            predict_run(folder, images)
+    with pytest.raises(
+        ValueError, match=r"features \(2, 31\) do not fit: this run was trained on rows of 32; give"
+    ):
+        predict_run(folder, torch.zeros(2, 31))
+
+
+def test_features_are_refused_by_a_run_on_images(tmp_path):
+    call = apply_overrides(
+        call_recipe("digits", ["epochs=0.02", "method=standard"]), ["backbone.width=1"]
+    )
+    train(call.experiment, tmp_path, origin=call.origin)
+    with pytest.raises(
+        ValueError, match=r"features \(2, 32\) do not fit: this run was trained on images"
+    ):
+        predict_run(tmp_path, torch.zeros(2, 32))
+    with pytest.raises(
+        ValueError,
+        match="images of 1 channels do not fit: this run was trained on images of 3; give",
+    ):
+        predict_run(tmp_path, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    assert read_origin(tmp_path)["num_inputs"] == 3
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run on arrays of images."""
+    call = apply_overrides(
+        call_recipe("digits", ["epochs=1", "method=standard"]), ["backbone.width=4"]
+    )
+    path = tmp_path_factory.mktemp("runs") / "digits"
+    train(call.experiment, path, origin=call.origin)
+    return path
+
+
+def as_files(images, folder):
+    """(N, 3, H, W) bytes as files."""
+    for number, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    return Files(folder, tuple(f"{number}.png" for number in range(len(images))))
+
+
+def rewritten(folder, copy, **changes):
+    """A copy of a run whose experiment.json says other things, or nothing where they are None."""
+    shutil.copytree(folder, copy)
+    origin = {
+        name: each
+        for name, each in (dict(read_origin(folder)) | changes).items()
+        if each is not None
+    }
+    (copy / "experiment.json").write_text(json.dumps(origin))
+    return copy
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_run_on_arrays_sees_files_as_it_saw_the_arrays(digits, tmp_path, is_older):
+    run = rewritten(digits, tmp_path / "older", image_shape=None) if is_older else digits
+    images = call_recipe("digits", []).experiment.data.open("test").inputs[:9]
+    found = predict_run(run, as_files(images, tmp_path), device="cpu", workers=0).predictions
+    assert_close(
+        found.logits, predict_run(run, images, device="cpu").predictions.logits, rtol=0, atol=1e-5
+    )
+
+
+def test_the_shape_of_arrays_is_recorded_and_files_are_not_made_to_fit_what_is_no_square(
+    digits, folder, tmp_path
+):
+    assert read_origin(digits)["image_shape"] == [8, 8]
+    assert read_origin(folder)["image_shape"] is None
+    files = as_files(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), tmp_path)
+    oblong = rewritten(digits, tmp_path / "oblong", image_shape=[8, 10])
+    with pytest.raises(
+        ValueError,
+        match="trained on arrays of 8 × 10 pixels; give images of that shape as an array",
+    ):
+        predict_run(oblong, files)
+    for number, wrong in enumerate((8, [8], [8, "8"], [8, 0], [True, True])):
+        with pytest.raises(RunError, match="records image_shape as") as caught:
+            predict_run(rewritten(digits, tmp_path / f"wrong{number}", image_shape=wrong), files)
+        assert caught.value.code == 65
+
+
+def test_an_older_run_whose_data_is_gone_looks_at_files_as_it_always_did(digits):
+    class Gone:
+        def open(self, split):
+            raise FileNotFoundError(split)
+
+    experiment = replace(call_recipe("digits", []).experiment, data=Gone(), image_size=16)
+    origin = {name: each for name, each in read_origin(digits).items() if name != "image_shape"}
+    assert find_view(experiment, origin) == (16, 16, 224 / 256)
+
+
+def test_a_run_of_python_keeps_its_weights_but_cannot_be_made_again(tmp_path):
+    train(made().experiment, str(tmp_path))  # a folder may be text
+    assert (tmp_path / "model.safetensors").exists()
+    for command in (open_trained, evaluate):
+        with pytest.raises(
+            RunError, match=r"was trained from Python, not by a recipe, .* the origin= of config"
+        ):
+            command(tmp_path)
+
+
+def replace_weights(path, **changes):
+    kept = load_file(path / "model.safetensors")
+    save_file(
+        {name: each for name, each in (kept | changes).items() if each is not None},
+        path / "model.safetensors",
+    )
+
+
+DAMAGES = {
+    "no weights": (
+        lambda path: (path / "model.safetensors").unlink(),
+        "has no model.safetensors: the run is not fin",
+    ),
+    "cut weights": (
+        lambda path: (path / "model.safetensors").write_bytes(
+            (path / "model.safetensors").read_bytes()[:-1]
+        ),
+        "model.safetensors cannot be read",
+    ),
+    "a weight of another shape": (
+        lambda path: replace_weights(path, **{"fc.weight": torch.zeros(3, 16)}),
+        "do not fit its experiment",
+    ),
+    "a missing weight": (
+        lambda path: replace_weights(path, **{"fc.bias": None}),
+        "do not fit its experiment",
+    ),
+    "a weight too many": (
+        lambda path: replace_weights(path, more=torch.zeros(2)),
+        "do not fit its experiment",
+    ),
+    "no labels": (
+        lambda path: (path / "labels.npz").unlink(),
+        "has no labels in labels.npz; .* start the run again",
+    ),
+    "cut labels": (
+        lambda path: (path / "labels.npz").write_bytes((path / "labels.npz").read_bytes()[:99]),
+        "labels.npz cannot be read: File is not a zip file; start again in another folder$",
+    ),
+    "no experiment": (
+        lambda path: (path / "experiment.json").unlink(),
+        "is no run folder, .* give the folder that",
+    ),
+    "an experiment that is no JSON": (
+        lambda path: (path / "experiment.json").write_text("{"),
+        "is no run folder",
+    ),
+    "an experiment that is a list": (
+        lambda path: (path / "experiment.json").write_text("[]"),
+        "it is no JSON object",
+    ),
+    "an endless experiment": (
+        lambda path: (path / "experiment.json").write_text("[" * 10**5),
+        "is no run folder",
+    ),
+    "bytes": (lambda path: (path / "experiment.json").write_bytes(b"\xff\xfe"), "is no run folder"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_in_one_sentence(copy, damage):
+    spoil, told = DAMAGES[damage]
+    spoil(copy)
+    with pytest.raises(RunError, match=told) as caught:
+        open_trained(copy)
+    assert caught.value.code == 65
+    assert str(copy) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_ours_is_never_imported(copy):
+    origin = read_origin(copy)
+    (copy / "experiment.json").write_text(json.dumps(dict(origin) | {"recipe": "os"}))
+    with pytest.raises(ConfigError, match="there is no recipe 'os'"):
+        open_trained(copy)
+
+
+def test_only_a_finished_result_counts(copy):
+    assert read_result(copy)["finished"]
+    for content in ("", "{}", "[]", "null", "7", '{"finished": false}', "[" * 10**5):
+        (copy / "result.json").write_text(content)
+        assert read_result(copy) is None
+    (copy / "result.json").unlink()
+    assert read_result(copy) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accuracy": None},
+        {"accuracy": "x"},
+        {"accuracy": {"test": None}},
+        {"accuracy": {"test": {"final": "0.9"}}},
+        {"accuracy": {"test": {"final": True}}},
+        {"accuracy": {"test": {"final": float("nan")}}},
+        {"labels": None},
+    ],
+)
+def test_a_result_that_was_changed_by_hand_does_not_count(copy, change):
+    (copy / "result.json").write_text(json.dumps({**read_result(copy), **change}))
+    assert read_result(copy) is None
+
+
+def test_other_labels_and_weights_by_a_relative_path_are_found_from_anywhere(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("labels.npz", "model.safetensors"):
+        shutil.copy(folder / name, name)
+    call = made("relabeled=labels.npz", "init=model.safetensors", epochs=0.02)
+    assert call.origin["overrides"][-2:] == [
+        f"relabeled={tmp_path}/labels.npz",
+        f"init={tmp_path}/model.safetensors",
+    ]
+    train(call.experiment, "run", origin=call.origin)
+    plain = replace(
+        call.experiment, relabeled="labels.npz", init="model.safetensors"
+    )  # as runs before wrote them down
+    path = tmp_path / "run" / "experiment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": to_tree(plain)}))
+    for same in (call.experiment, plain, replace(plain, relabeled="./labels.npz")):
+        assert train(same, "run")["finished"]
+    with pytest.raises(ConfigError, match=r"holds another experiment \(relabeled: .*other.npz"):
+        train(replace(plain, relabeled="other.npz"), "run")
+    monkeypatch.chdir("/")
+    assert read_experiment(tmp_path / "run") == call.experiment
+    assert evaluate(tmp_path / "run", split="train")["num_examples"] == 120
+
+
+def test_labels_that_a_run_hides_are_no_other_labels_than_those_of_its_file(folder, tmp_path):
+    call = made(f"relabeled={folder / 'labels.npz'}", "labeled=0.5", epochs=0.02)
+    first, again = (train(call.experiment, tmp_path / "run", origin=call.origin) for _ in range(2))
+    assert first == again
+
+
+def test_another_experiment_does_not_go_into_the_folder(copy):
+    with open_run(copy) as run:
+        check_same(run, made().experiment)
+        with pytest.raises(
+            ConfigError, match=r"holds another experiment \(.*seed.*choose another folder"
+        ):
+            check_same(run, replace(made().experiment, seed=1))
+        for content in ("[]", "[" * 100_000):
+            (copy / "experiment.json").write_text(content)
+            with pytest.raises(RunError, match=r"experiment\.json cannot be read"):
+                check_same(run, made().experiment)
+
+
+def test_a_run_goes_on_under_a_version_that_has_more_choices_if_they_are_off(copy):
+    record = json.loads((copy / "experiment.json").read_text())
+    for field in ("propagate_at", "self_taught"):
+        del record["experiment"][field]
+    (copy / "experiment.json").write_text(json.dumps(record))
+    now = made().experiment
+    with open_run(copy) as run:
+        check_same(run, now)
+        with pytest.raises(ConfigError, match="propagate_at: not there, but 1"):
+            check_same(run, replace(now, propagate_at=1))
+        del record["experiment"]["objective"][
+            "temperature"
+        ]  # one that changes the loss unless somebody turns it off
+        (copy / "experiment.json").write_text(json.dumps(record))
+        with pytest.raises(ConfigError, match=r"objective\.temperature: not there, but 2\.0"):
+            check_same(run, now)
+
+
+def test_other_labels_do_not_go_into_the_folder(copy):
+    splits = open_splits(made().experiment)
+    with open_run(copy) as run:
+        claim(run, made().experiment, splits, None)
+        other = splits._replace(labels=replace(splits.labels, given=splits.labels.clean))
+        with pytest.raises(
+            RunError, match="holds other labels than this experiment makes now"
+        ) as caught:
+            claim(run, made().experiment, other, None)
+        assert caught.value.code == 65
+        (copy / "labels.npz").write_bytes(b"")
+        with pytest.raises(RunError, match=r"labels\.npz cannot be read"):
+            claim(run, made().experiment, splits, None)
+
+
+def test_the_labels_of_a_run_are_those_that_were_learned(folder):
+    assert read_labels(folder).given.equal(open_splits(made().experiment).labels.given)
+
+
+IN_ANOTHER_LOCALE = """
+import sys
+from pathlib import Path
+from nearsay.doors.audit import read_doubt
+from nearsay.training.checkpoints import open_run
+from nearsay.reproduce.cells import Cell
+from nearsay.reproduce.runs import Runs
+from nearsay.training.run_folder import check_same, read_experiment, read_origin, read_result
+
+folder = Path(sys.argv[1])
+print(ascii(read_origin(folder)["note"]), ascii(read_result(folder)["hardware"]), ascii(read_doubt(folder)))
+with open_run(folder) as run:
+    check_same(run, read_experiment(folder))
+words = [f"{key}={value}" for key, value in read_origin(folder)["arguments"].items()]
+cell = Cell(row="", column="", recipe="toy", arguments=tuple(words), overrides=tuple(sys.argv[2:]), seed=0)
+(folder.parent / "runs").mkdir()
+folder.rename(folder.parent / "runs" / cell.run)
+print(Runs(folder=folder.parent / "runs").result(cell)["finished"])
+"""
+
+
+def test_a_run_is_read_alike_in_every_locale(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "run")
+    notes = {
+        "experiment.json": {"note": "Äpfel"},
+        "result.json": {"hardware": "Prozeßor"},
+        "audit.json": {"doubt": "ö"},
+    }
+    for name, changes in notes.items():
+        before = json.loads((copy / name).read_bytes()) if (copy / name).exists() else {}
+        (copy / name).write_text(json.dumps(before | changes, ensure_ascii=False), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }  # text is ASCII there
+    words = [sys.executable, "-c", IN_ANOTHER_LOCALE, str(copy), *SMALL]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (
+        [r"'\xc4pfel' 'Proze\xdfor' '\xf6'", "True"],
+        "",
+    )

@@ -1,0 +1,372 @@
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nearsay import rng
+from nearsay.batch import Batch, Outputs, one_hot
+from nearsay.transforms import (
+    CIFAR10_COLORS,
+    Augment,
+    ColorJitter,
+    Cutout,
+    Flip,
+    Mixup,
+    Normalize,
+    PadCrop,
+    RandAugment,
+    RandomResizedCrop,
+    Views,
+)
+from nearsay.transforms.draws import make_draws
+
+TRANSFORMS = [
+    PadCrop(),
+    PadCrop(padding=2, mode="zeros"),
+    Flip(),
+    RandomResizedCrop(size=8),
+    ColorJitter(),
+    RandAugment(),
+    RandAugment(num_ops=3, magnitude=7),
+    Cutout(size=4),
+    CIFAR10_COLORS,
+    replace(CIFAR10_COLORS, dtype="bfloat16"),
+]
+WEAK = (PadCrop(), Flip(), CIFAR10_COLORS)
+STRONG = (
+    RandomResizedCrop(size=9),
+    Flip(),
+    RandAugment(),
+    ColorJitter(),
+    CIFAR10_COLORS,
+    Cutout(size=4),
+)
+named = pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+
+
+def pictures(num, height=9, width=9, seed=0):
+    return torch.randint(
+        0,
+        256,
+        (num, 3, height, width),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def batch_of(indices, *, height=9, width=9):
+    indices = torch.as_tensor(indices, dtype=torch.int64)
+    return Batch(
+        inputs=pictures(len(indices), height, width),
+        targets=one_hot(indices.clamp(min=0) % 3, 3),
+        indices=indices,
+    )
+
+
+def same(one, other):
+    assert_close(one, other, rtol=0, atol=0)
+
+
+def one_by_one(transforms, images, draws):
+    start = 0
+    for transform in transforms:
+        images = transform.apply(images, draws[:, start : start + transform.num_draws])
+        start += transform.num_draws
+    return images
+
+
+class Recorder(TorchDispatchMode):
+    """Notes the name of every operation that torch carries out."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@named
+def test_an_example_is_augmented_alike_in_any_company(transform):
+    images, indices = (
+        pictures(37),
+        torch.randperm(10_000, generator=torch.Generator().manual_seed(0))[:37],
+    )
+    together = transform(images, indices, seed=5, epoch=3, view=1)
+    for row in (0, 1, 17, 36):
+        same(
+            transform(images[row : row + 1], indices[row : row + 1], seed=5, epoch=3, view=1),
+            together[row : row + 1],
+        )
+    for order in (torch.arange(36, -1, -1), torch.arange(37).roll(5), torch.arange(3, 23)):
+        same(transform(images[order], indices[order], seed=5, epoch=3, view=1), together[order])
+
+
+@named
+def test_seed_epoch_view_and_example_each_change_the_draws(transform):
+    if not transform.num_draws:
+        return
+    image, indices = pictures(1).expand(40, -1, -1, -1), torch.arange(40)
+    first = transform(image, indices, seed=5, epoch=3)
+    same(transform(image, indices, seed=5, epoch=torch.tensor(3.7)), first)
+    for choices in (
+        {"seed": 6, "epoch": 3},
+        {"seed": 5, "epoch": 4},
+        {"seed": 5, "epoch": 3, "view": 1},
+    ):
+        others = transform(image, indices, **choices)
+        assert (others != first).flatten(1).any(dim=1).double().mean() > 0.3
+    assert len(first.flatten(1).unique(dim=0)) > 1
+
+
+@named
+def test_a_call_is_the_pure_function_of_its_draws(transform):
+    images, indices = pictures(12), torch.arange(12) * 3
+    kept = images.clone()
+    draws = make_draws(max(transform.num_draws, 1), indices, seed=2, epoch=1)[
+        :, : transform.num_draws
+    ]
+    same(transform(images, indices, seed=2, epoch=1), transform.apply(images, draws))
+    same(images, kept)
+
+
+@named
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 7), (12, 3), (2, 2)])
+@pytest.mark.parametrize("num", [0, 1, 3])
+def test_odd_shapes_and_empty_batches_pass(transform, height, width, num):
+    images = pictures(num, height, width)
+    result = transform(images, torch.arange(num), seed=0, epoch=0)
+    size = (8, 8) if isinstance(transform, RandomResizedCrop) else (height, width)
+    assert result.shape == (num, 3, *size)
+    if isinstance(transform, Normalize):
+        assert result.dtype == getattr(torch, transform.dtype)
+    else:
+        assert result.dtype == torch.uint8
+
+
+@named
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_floating_point_keeps_its_dtype(transform, dtype):
+    if isinstance(transform, RandAugment):
+        return
+    images = (pictures(6).double() / 255).to(dtype)
+    result = transform(images, torch.arange(6), seed=0, epoch=0)
+    assert result.dtype == (
+        getattr(torch, transform.dtype) if isinstance(transform, Normalize) else dtype
+    )
+    assert result.isfinite().all()
+
+
+@named
+def test_channels_last_is_the_same(transform):
+    images, indices = pictures(7, 10, 6), torch.arange(7)
+    last = images.contiguous(memory_format=torch.channels_last)
+    same(transform(last, indices, seed=0, epoch=0), transform(images, indices, seed=0, epoch=0))
+
+
+@named
+def test_nothing_looks_at_values_on_the_device(transform):
+    epoch = torch.tensor(1.0, device="meta")  # meta tensors have no values to look at
+    images, indices = pictures(5), torch.arange(5)
+    there = transform(images.to("meta"), indices.to("meta"), seed=0, epoch=epoch)
+    here = transform(images, indices, seed=0, epoch=1)
+    assert there.shape == here.shape
+    assert there.dtype == here.dtype
+
+
+@named
+def test_transforms_are_values(transform):
+    assert transform == replace(transform)
+    assert hash(transform) == hash(replace(transform))
+    with pytest.raises(FrozenInstanceError):
+        transform.num = 1
+    with pytest.raises(TypeError, match="positional"):
+        type(transform)(3)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 8), (4, 1, 8, 8), (5, 3, 8, 8)])
+def test_what_is_no_batch_of_images_is_refused(shape):
+    with pytest.raises(ValueError, match=r"must be \(B, 3, H, W\) and \(B,\)"):
+        Flip()(torch.zeros(shape), torch.arange(4), seed=0, epoch=0)
+
+
+def test_augment_hands_out_its_draws_one_transform_after_another():
+    batch = batch_of([4, 9, -1, 2])
+    draws = make_draws(
+        sum(transform.num_draws for transform in STRONG), batch.indices, seed=1, epoch=2
+    )
+    augmented = Augment(transforms=STRONG)(batch, seed=1, epoch=2)
+    same(augmented.inputs, one_by_one(STRONG, batch.inputs, draws))
+    assert augmented.targets is batch.targets
+    assert augmented.indices is batch.indices
+    assert augmented.views == 1
+
+
+def test_augment_of_nothing_is_the_batch():
+    batch = batch_of([3, 1])
+    same(Augment(transforms=())(batch, seed=0, epoch=0).inputs, batch.inputs)
+
+
+def test_views_stand_one_after_the_other_with_draws_of_their_own():
+    batch = batch_of([4, 9, -1, 2, 4])
+    views = Views(first=WEAK, second=STRONG)(batch, seed=1, epoch=torch.tensor(2.0))
+    assert views.views == 2
+    same(views.indices, torch.tensor([4, 9, -1, 2, 4] * 2))
+    same(views.targets, torch.cat([batch.targets] * 2))
+    same(views.inputs[:5], Augment(transforms=WEAK)(batch, seed=1, epoch=2).inputs)
+    draws = make_draws(
+        sum(transform.num_draws for transform in STRONG), batch.indices, seed=1, epoch=2, view=1
+    )
+    same(views.inputs[5:], one_by_one(STRONG, batch.inputs, draws))
+
+
+def test_equal_transforms_still_make_different_views():
+    views = Views(first=WEAK, second=WEAK)(batch_of(range(30)), seed=0, epoch=0).inputs
+    assert (views[:30] != views[30:]).flatten(1).any(dim=1).double().mean() > 0.9
+
+
+def test_padding_is_harmless():
+    batch = batch_of([4, 9, 2])
+    padded = replace(
+        batch,
+        inputs=torch.cat([batch.inputs, torch.zeros_like(batch.inputs)]),
+        targets=torch.cat([batch.targets, torch.zeros_like(batch.targets)]),
+        indices=torch.cat([batch.indices, torch.full((3,), -1)]),
+    )
+    views = Views(first=STRONG, second=STRONG)
+    full, short = views(padded, seed=0, epoch=0), views(batch, seed=0, epoch=0)
+    same(full.inputs[full.is_real], short.inputs)
+    assert full.inputs.isfinite().all()
+
+
+def test_a_worker_may_cut_the_boxes_and_nothing_else_changes():
+    batch = batch_of(range(6), height=20, width=14)
+    views = Views(first=STRONG, second=(RandomResizedCrop(size=9, area=(0.05, 1)), *STRONG[1:]))
+    cut = torch.cat(
+        [
+            transforms[0](batch.inputs, batch.indices, seed=3, epoch=1, view=view)
+            for view, transforms in enumerate((views.first, views.second))
+        ]
+    )
+    two = replace(
+        batch,
+        inputs=cut,
+        targets=batch.targets.repeat(2, 1),
+        indices=batch.indices.repeat(2),
+        views=2,
+    )
+    same(views(two, seed=3, epoch=1, is_cut=True).inputs, views(batch, seed=3, epoch=1).inputs)
+    one = replace(batch, inputs=cut[:6])
+    augment = Augment(transforms=STRONG)
+    same(augment(one, seed=3, epoch=1, is_cut=True).inputs, augment(batch, seed=3, epoch=1).inputs)
+    weak = Augment(transforms=WEAK)  # which has no box that could have been cut
+    same(weak(batch, seed=3, epoch=1, is_cut=True).inputs, weak(batch, seed=3, epoch=1).inputs)
+
+
+def test_views_on_the_device_look_at_no_values():
+    batch = batch_of([4, 9, -1])
+    there = Batch(
+        inputs=batch.inputs.to("meta"),
+        targets=batch.targets.to("meta"),
+        indices=batch.indices.to("meta"),
+    )
+    epoch = torch.tensor(1.0, device="meta")
+    assert Views(first=WEAK, second=STRONG)(there, seed=0, epoch=epoch).inputs.shape == (6, 3, 9, 9)
+
+
+def test_nothing_is_brought_from_the_host():
+    batch = batch_of([4, 9, -1])
+    with Recorder() as recorder:
+        Views(first=WEAK, second=STRONG)(batch, seed=0, epoch=torch.tensor(1.0))
+    recorder.names.remove("lift_fresh")  # the epoch, made here
+    assert recorder.names
+    # a tensor made of Python numbers, a number read back, and shapes that wait for values
+    assert not {"lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "_unique2"} & set(
+        recorder.names
+    )
+
+
+def test_all_draws_of_a_view_are_made_in_one_call(monkeypatch):
+    calls = []
+    uniform = rng.uniform
+    monkeypatch.setattr(
+        rng, "uniform", lambda *args, **choices: calls.append(args[1]) or uniform(*args, **choices)
+    )
+    Views(first=WEAK, second=STRONG)(batch_of([4, 9]), seed=0, epoch=0)
+    assert calls == ["augment view 0", "augment view 1"]
+    Augment(transforms=(CIFAR10_COLORS,))(batch_of([4, 9]), seed=0, epoch=0)
+    assert len(calls) == 2  # none where none is needed
+
+
+def test_views_compile_into_one_graph():
+    batch, views = batch_of([4, 9, -1, 2]), Views(first=WEAK, second=STRONG)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(batch, seed, epoch):
+        made = Mixup()(views(batch, seed=seed, epoch=epoch), seed=seed, epoch=epoch)
+        return made.inputs, made.indices
+
+    for seed in range(3):
+        inputs, indices = compiled(batch, seed, torch.tensor(2.0))
+        expected = Mixup()(views(batch, seed=seed, epoch=2), seed=seed, epoch=2)
+        assert_close(inputs, expected.inputs)
+        assert_close(indices, expected.indices)
+
+
+@named
+def test_each_transform_compiles_into_one_graph(transform):
+    torch.compiler.reset()  # or the limit on recompilations counts all tests together
+    compiled = torch.compile(
+        lambda images, indices, epoch, view: transform(
+            images, indices, seed=0, epoch=epoch, view=view
+        ),
+        fullgraph=True,
+        backend="eager",
+    )
+    images, indices = pictures(3), torch.arange(3)
+    for view in (0, 1):
+        expected = transform(images, indices, seed=0, epoch=2, view=view)
+        assert_close(compiled(images, indices, torch.tensor(2.0), view), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (
+            lambda: Augment(transforms=Flip()),
+            r"transforms Flip\(.*\) must be a tuple of transforms",
+        ),
+        (lambda: Views(first=[Flip()], second=()), r"first \[Flip\(.*\)\] must be a tuple"),
+        (lambda: Views(first=(), second=[]), r"second \[\] must be a tuple"),
+        (
+            lambda: Augment(transforms=(Flip(), RandomResizedCrop(size=8))),
+            "RandomResizedCrop must stand first in transforms",
+        ),
+        (
+            lambda: Augment(transforms=WEAK)(replace(batch_of([1, 2]), views=2), seed=0, epoch=0),
+            "2 rows in 2 views",
+        ),
+        (
+            lambda: Views(first=(), second=())(replace(batch_of([1, 2]), views=2), seed=0, epoch=0),
+            "2 rows in 2 views",
+        ),
+        (
+            lambda: Views(first=(), second=())(batch_of([1, 2]), seed=0, epoch=0, is_cut=True),
+            "2 rows in 1 views",
+        ),
+        (
+            lambda: Augment(transforms=WEAK)(
+                replace(batch_of([1, 2]), teacher=Outputs(torch.zeros(2, 2), torch.zeros(2, 3))),
+                seed=0,
+                epoch=0,
+            ),
+            "augment a batch first",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        make()
