@@ -54,7 +54,7 @@ class Ours:
 
     def __init__(self, experiment, device, *, captures, compiles):
         images, labels = experiment.data.open("train")
-        self.device, self.stage = device, experiment.objective.stage(0.0, {})
+        self.device, self.phase = device, experiment.objective.phase(0.0, {})
         learners = make_learners(experiment, len(images), 10, images[0], device)
         self.order = Order(torch.arange(len(images)), batch_size=experiment.batch_size, seed=0)
         self.order.to(device)
@@ -78,7 +78,7 @@ class Ours:
         wait(self.device)
         start = time.perf_counter()
         for _ in range(num_steps):
-            self.step(Rows(self.order.batch(self.done), None), self.stage)
+            self.step(Rows(self.order.batch(self.done), None), self.phase)
             self.done += 1
         assert self.step.is_fine.item()
         return time.perf_counter() - start

@@ -87,9 +87,9 @@ def train(objective: nearsay.Objective, data: Data, seed: int) -> nn.Module:
         model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     examples, targets = torch.arange(NUM_TRAIN), nearsay.one_hot(data.given, NUM_CLASSES)
-    memory = objective.memory(NUM_TRAIN, NUM_CLASSES, model.classifier.in_features)
+    memory = objective.init_state(NUM_TRAIN, NUM_CLASSES, model.classifier.in_features)
     for epoch in range(NUM_EPOCHS):
-        stage = objective.stage(epoch, memory)
+        stage = objective.phase(epoch, memory)
         for rows in rng.shuffle(seed, "order", epoch, examples).split(BATCH_SIZE):
             batch = nearsay.Batch(inputs=data.inputs[rows], targets=targets[rows], indices=rows)
             loss = objective(model(batch.inputs), batch, torch.tensor(float(epoch)), memory, stage)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import loop
-import nearsay_loop
+import neighbor_vote_loop
 import numpy as np
 import pytest
 import text
@@ -77,7 +77,7 @@ def test_the_loop_runs(capsys):
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_loop_of_nearsay_learns_the_classes_and_mends_labels(capsys):
-    assert nearsay_loop.main() > 0.9
+    assert neighbor_vote_loop.main() > 0.9
     before, after, _ = map(float, re.findall(r"[\d.]+(?=%)", capsys.readouterr().out))
     assert after < 0.5 * before
 
@@ -120,7 +120,7 @@ def test_the_two_networks_of_the_page_about_loops_learn():
     networks = []
     for _ in range(2):
         body, classifier, *_ = loop.setup()
-        networks.append(nearsay_loop.Network())
+        networks.append(neighbor_vote_loop.Network())
         networks[-1].body, networks[-1].classifier = body, classifier
     optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in networks]
     names = {"networks": networks, "optimizers": optimizers, "loader": loader}
@@ -154,7 +154,7 @@ def test_the_code_of_the_contributors_guide_runs():
     )
     objective = nearsay.NCR(k=3, base=names["GCE"](q=1.0))
     total, terms = objective(
-        network(batch.inputs), batch, torch.tensor(0.0), {}, objective.stage(0, {})
+        network(batch.inputs), batch, torch.tensor(0.0), {}, objective.phase(0, {})
     )
     total.backward()
     assert set(terms) == {"gce", "ncr", "isolated"}

@@ -119,7 +119,7 @@ def test_an_unknown_name_is_refused_with_the_list_of_names():
 
 def test_no_public_name_is_that_of_a_module():
     modules = {module.name for module in pkgutil.iter_modules(nearsay.__path__)}
-    assert "core" in modules
+    assert "batch" in modules
     assert modules.isdisjoint(nearsay.__all__)
 
 

@@ -18,7 +18,7 @@ __all__ = [
     "Loss",
     "Mixup",
     "NCRClassifier",
-    "Nearsay",
+    "NeighborVote",
     "Objective",
     "Outputs",
     "Predictions",
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nearsay.losses.gjs import GJS, gjs
     from nearsay.losses.memory_bank import Bank
     from nearsay.losses.ncr import NCR, ncr
-    from nearsay.losses.neighbor_vote import Nearsay
+    from nearsay.losses.neighbor_vote import NeighborVote
     from nearsay.transforms import Mixup
 
 _MODULES = {
@@ -58,7 +58,7 @@ _MODULES = {
     "losses.elr": ("ELR", "elr"),
     "losses.gjs": ("GJS", "gjs"),
     "losses.ncr": ("NCR", "ncr"),
-    "losses.neighbor_vote": ("Nearsay",),
+    "losses.neighbor_vote": ("NeighborVote",),
     "label_propagation": ("propagate_labels",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

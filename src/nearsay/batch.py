@@ -136,14 +136,16 @@ class Batch:
 class Objective(Protocol):
     """A method as a value: its fields are its hyper-parameters, calling it computes the loss."""
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """State between steps, updated only in place; `{}` for almost everyone.
 
         Tables with a row per example have one more row at the end, where rows that must not be kept are written.
         """
         ...
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """Name of the computation at `epoch`; asked on the host at epoch boundaries, and alone may branch on time."""
         ...
 
@@ -152,8 +154,8 @@ class Objective(Protocol):
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """The loss of one batch; `epoch` is a 0-d tensor, so ramps are tensor arithmetic."""
         ...
@@ -298,19 +300,19 @@ def check_indices(indices: Tensor, num_examples: int) -> None:
             )
 
 
-def check_memory(memory: Mapping[str, Tensor]) -> None:
+def check_state(state: Mapping[str, Tensor]) -> None:
     """Refuse what is no mapping, such as None."""
-    if not isinstance(memory, Mapping):
+    if not isinstance(state, Mapping):
         raise ValueError(
-            f"memory of type {type(memory).__name__} must be what objective.memory(num_examples, num_classes, "
+            f"state of type {type(state).__name__} must be what objective.init_state(num_examples, num_classes, "
             "num_features) makes, which is {} for most"
         )
 
 
-def check_place(memory: Mapping[str, Tensor], outputs: Outputs) -> None:
+def check_place(state: Mapping[str, Tensor], outputs: Outputs) -> None:
     """Refuse a memory that is none, and one that was left behind when the network was moved."""
-    check_memory(memory)
-    for name, tensor in memory.items():
+    check_state(state)
+    for name, tensor in state.items():
         if tensor.device != outputs[1].device:
             raise ValueError(
                 f"memory[{name!r}] is on {tensor.device} and the logits are on {outputs[1].device}; move all of it "

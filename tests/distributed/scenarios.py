@@ -8,7 +8,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from nearsay.batch import PADDING, Batch, Mix, Objective, Outputs, pad
-from nearsay.losses import ELR, GJS, NCR, Bank, Bootstrap, CrossEntropy, Nearsay
+from nearsay.losses import ELR, GJS, NCR, Bank, Bootstrap, CrossEntropy, NeighborVote
 
 NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES, NUM_INPUTS = 20, 4, 8, 5
 LEARNING_RATE = 0.3
@@ -37,7 +37,7 @@ def _bank(kind):
 
 def _nearsay(**choices):
     return Scenario(
-        objective=Nearsay(k=6, start_epoch=1, sure=0.4), views=2, teacher=True, **choices
+        objective=NeighborVote(k=6, start_epoch=1, threshold=0.4), views=2, teacher=True, **choices
     )
 
 
@@ -244,7 +244,7 @@ def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Ba
 def train(scenario: Scenario, rank: int = 0, num_ranks: int = 1) -> dict[str, Tensor]:
     """Everything that several processes must share with one, step by step, by a name with its kind in front."""
     network = Network().to(scenario.dtype)
-    memory = scenario.objective.memory(NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES)
+    memory = scenario.objective.init_state(NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES)
     memory = {
         name: value.to(scenario.dtype) if value.is_floating_point() else value
         for name, value in memory.items()
@@ -261,7 +261,7 @@ def train(scenario: Scenario, rank: int = 0, num_ranks: int = 1) -> dict[str, Te
             outputs = Outputs(
                 *(value.where(batch.is_real[:, None], torch.nan) for value in outputs)
             )
-        stage = scenario.objective.stage(epoch, memory)
+        stage = scenario.objective.phase(epoch, memory)
         loss = scenario.objective(outputs, batch, torch.tensor(float(epoch)), memory, stage)
         network.zero_grad()
         loss.total.backward()

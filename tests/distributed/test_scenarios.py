@@ -11,7 +11,7 @@ from distributed.scenarios import SCENARIOS, Network, make_batch, sizes, train
 
 every_scenario = pytest.mark.parametrize("name", SCENARIOS)
 remembering = pytest.mark.parametrize(
-    "name", [n for n, s in SCENARIOS.items() if s.objective.memory(1, 1, 1)]
+    "name", [n for n, s in SCENARIOS.items() if s.objective.init_state(1, 1, 1)]
 )
 with_neighbors = pytest.mark.parametrize("name", [n for n in SCENARIOS if n.startswith("NCR")])
 

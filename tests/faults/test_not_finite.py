@@ -54,11 +54,11 @@ class Spoiled:
     value: str
     rank: int
 
-    def memory(self, num_examples, num_classes, num_features):
-        return self.base.memory(num_examples, num_classes, num_features)
+    def init_state(self, num_examples, num_classes, num_features):
+        return self.base.init_state(num_examples, num_classes, num_features)
 
-    def stage(self, epoch, memory):
-        return self.base.stage(epoch, memory)
+    def phase(self, epoch, state):
+        return self.base.phase(epoch, state)
 
     def __call__(self, outputs, batch, epoch, memory, stage):
         is_here = self.rank in (-1, dist.rank())
@@ -158,8 +158,8 @@ def assert_nothing_changes(experiment, at, where, value, draw):
 
     def go(numbers):
         for number in numbers:
-            stage = experiment.objective.stage(
-                number / order.batches_per_pass, step.learners[0].memory
+            stage = experiment.objective.phase(
+                number / order.batches_per_pass, step.learners[0].state
             )
             step(Rows(order.batch(number), None), stage)
 

@@ -14,7 +14,7 @@ from nearsay.data.digits import Digits
 from nearsay.data.loader import Order, Rows
 from nearsay.errors import NotFinite
 from nearsay.experiment import Experiment, Machine
-from nearsay.losses import ELR, GJS, NCR, Bank, CrossEntropy, Nearsay
+from nearsay.losses import ELR, GJS, NCR, Bank, CrossEntropy, NeighborVote
 from nearsay.models import MLP, ResNet
 from nearsay.noise import Symmetric
 from nearsay.optim import SGD, AdamW, Cosine
@@ -73,7 +73,7 @@ EXPERIMENTS = {
     ),
     "self taught": replace(
         SMALL,
-        objective=Nearsay(k=20, start_epoch=0),
+        objective=NeighborVote(k=20, start_epoch=0),
         averaging=0.9,
         self_taught=True,
         mixup=Mixup(views="first"),
@@ -109,7 +109,7 @@ def go(step, order, numbers):
         epoch = number // order.batches_per_pass
         step(
             Rows(order.batch(number), None),
-            step.experiment.objective.stage(float(epoch), step.learners[0].memory),
+            step.experiment.objective.phase(float(epoch), step.learners[0].state),
         )
     return {name: tensor.double().cpu() for name, tensor in step.tensors().items()}
 
@@ -127,8 +127,8 @@ def in_float64(monkeypatch):
             learner.network.double()
             if learner.average is not None:
                 learner.average.double()
-            for name, tensor in learner.memory.items():
-                learner.memory[name] = tensor.double() if tensor.is_floating_point() else tensor
+            for name, tensor in learner.state.items():
+                learner.state[name] = tensor.double() if tensor.is_floating_point() else tensor
         return [
             learner._replace(optimizer=experiment.optimizer.build(learner.network.parameters()))
             for learner in learners

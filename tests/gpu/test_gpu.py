@@ -264,8 +264,10 @@ def test_a_step_equals_the_cpus_and_never_waits(objective):
     results = []
     for device in ("cpu", "cuda"):
         batch, *weights = case(device=device)
-        memory = {name: tensor.to(device) for name, tensor in objective.memory(200, 7, 16).items()}
-        stage = objective.stage(1.0, memory)
+        memory = {
+            name: tensor.to(device) for name, tensor in objective.init_state(200, 7, 16).items()
+        }
+        stage = objective.phase(1.0, memory)
         epoch = torch.tensor(1.0, device=device)
         step(
             objective, batch, weights, memory, stage, epoch
@@ -280,8 +282,8 @@ def test_a_step_equals_the_cpus_and_never_waits(objective):
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
 def test_a_captured_step_replays_as_it_runs(objective):
     batch, *weights = case()
-    memory = {name: tensor.cuda() for name, tensor in objective.memory(200, 7, 16).items()}
-    stage = objective.stage(1.0, memory)
+    memory = {name: tensor.cuda() for name, tensor in objective.init_state(200, 7, 16).items()}
+    stage = objective.phase(1.0, memory)
     epoch = torch.tensor(1.0, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -318,7 +320,7 @@ def test_a_captured_loop_of_a_users_own_follows_the_epoch_that_its_criterion_is_
         return loss.detach(), *torch.autograd.grad(loss, (head.weight, head.bias))
 
     def reset():
-        for tensor in criterion.memory.values():
+        for tensor in criterion.state.values():
             tensor.zero_()
 
     criterion.set_epoch(1)

@@ -257,9 +257,9 @@ def test_a_memory_is_state_and_needs_indices():
         criterion(network(inputs[part]), labels[part], part)
     other = NCRCriterion(network[2], objective, num_examples=20)
     other.load_state_dict(criterion.state_dict())
-    assert other.memory["bank.indices"][:20].tolist() == list(range(20))
-    assert_close(other.memory, criterion.memory)
-    assert criterion.memory["base.averages"].abs().sum() > 0
+    assert other.state["bank.indices"][:20].tolist() == list(range(20))
+    assert_close(other.state, criterion.state)
+    assert criterion.state["base.averages"].abs().sum() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -268,15 +268,15 @@ def test_a_network_of_sixteen_bits_leaves_the_memory_its_digits(dtype):
     network, (inputs, labels) = small_network(), rows()
     criterion = NCRCriterion(network[2], NCR(k=5, start_epoch="auto", base=ELR()), num_examples=20)
     both = nn.ModuleList([network, criterion])
-    kinds = {name: tensor.dtype for name, tensor in criterion.memory.items()}
-    criterion.memory["start.agreement"][0] = torch.tensor([3001.0, 70001.0])
+    kinds = {name: tensor.dtype for name, tensor in criterion.state.items()}
+    criterion.state["start.agreement"][0] = torch.tensor([3001.0, 70001.0])
     assert both.to(dtype)[0][0].weight.dtype == dtype
-    assert {name: tensor.dtype for name, tensor in criterion.memory.items()} == kinds
-    assert criterion.memory["start.agreement"][0].tolist() == [3001.0, 70001.0]
+    assert {name: tensor.dtype for name, tensor in criterion.state.items()} == kinds
+    assert criterion.state["start.agreement"][0].tolist() == [3001.0, 70001.0]
     criterion.set_epoch(1)
     criterion(network(inputs.to(dtype)), labels, torch.arange(20))
-    assert criterion.memory["base.averages"].abs().sum() > 0
-    assert both.double()[1].memory["base.averages"].dtype == torch.float64
+    assert criterion.state["base.averages"].abs().sum() > 0
+    assert both.double()[1].state["base.averages"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("start_epoch", [0, 1])

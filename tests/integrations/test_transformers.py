@@ -193,7 +193,7 @@ def test_an_evaluation_is_cross_entropy_and_indices_travel(
         num_train_epochs=1, remove_unused_columns=False, bf16=True, more={"eval_dataset": image_rows(data, 60)},
     )  # fmt: skip
     trainer.train()  # 100 and 30 rows, in half precision
-    assert sorted(trainer.criterion.memory["bank.indices"][:130].tolist()) == list(range(130))
+    assert sorted(trainer.criterion.state["bank.indices"][:130].tolist()) == list(range(130))
     trainer.args.bf16_full_eval = False
     found = trainer.evaluate()["eval_loss"]
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -12,7 +12,7 @@ from nearsay.losses.elr import ELR
 from nearsay.losses.gjs import GJS
 from nearsay.losses.memory_bank import Bank
 from nearsay.losses.ncr import NCR
-from nearsay.losses.neighbor_vote import Nearsay
+from nearsay.losses.neighbor_vote import NeighborVote
 
 ROW_BY_ROW = [  # a row's loss does not depend on who else is in the batch, and terms sum to the total
     CrossEntropy(),
@@ -32,7 +32,7 @@ OBJECTIVES = [
     NCR(alpha=0.3, k=3, temperature=0.5, base=Bootstrap()),
     NCR(alpha=0.5, k=3, base=GJS(), bank=Bank(size=15)),
     NCR(alpha=0.5, k=3, base=ELR(), bank=Bank(kind="examples"), mask_partners=True),
-    Nearsay(k=3, start_epoch=0, sure=0.3),
+    NeighborVote(k=3, start_epoch=0, threshold=0.3),
 ]
 SMOOTH = [
     o for o in OBJECTIVES if not getattr(o, "stop_gradient", False)
@@ -86,7 +86,7 @@ def select(outputs, batch, examples):
 
 def fresh_memory(objective):
     """As in the middle of training: filled, and the same at every call."""
-    memory = objective.memory(N, C, D)
+    memory = objective.init_state(N, C, D)
     for tensor in memory.values():
         if tensor.is_floating_point() and tensor.ndim == 2:
             rows = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(8))
@@ -96,7 +96,7 @@ def fresh_memory(objective):
 
 def call(objective, outputs, batch, memory=None):
     memory = fresh_memory(objective) if memory is None else memory
-    return objective(outputs, batch, torch.tensor(3.0), memory, objective.stage(3.0, memory))
+    return objective(outputs, batch, torch.tensor(3.0), memory, objective.phase(3.0, memory))
 
 
 def call_with_gradients(objective, outputs, batch):
@@ -142,7 +142,7 @@ def test_gradients_of_the_total_are_right(objective, views):
 
 
 @pytest.mark.parametrize(
-    "objective", [o for o in OBJECTIVES if not isinstance(o, Nearsay)], ids=repr
+    "objective", [o for o in OBJECTIVES if not isinstance(o, NeighborVote)], ids=repr
 )
 @each_number_of_views
 def test_unlabeled_rows_change_nothing_in_the_supervised_mean(objective, views):
@@ -274,7 +274,7 @@ def test_off_the_cpu_it_never_looks_at_a_value(objective, views):
         batch,
         torch.tensor(3.0, device="meta"),
         memory,
-        objective.stage(3.0, objective.memory(N, C, D)),
+        objective.phase(3.0, objective.init_state(N, C, D)),
     )
     loss.total.backward()
     assert loss.total.shape == ()
@@ -302,7 +302,7 @@ def test_a_batch_of_no_rows_costs_nothing_and_is_not_remembered(objective, views
     memory = fresh_memory(objective)
     for epoch in (0.0, 3.0):
         loss = objective(
-            outputs, batch, torch.tensor(epoch), memory, objective.stage(epoch, memory)
+            outputs, batch, torch.tensor(epoch), memory, objective.phase(epoch, memory)
         )
         assert loss.total == 0
     torch.testing.assert_close(memory, fresh_memory(objective))
@@ -330,7 +330,7 @@ def test_it_is_a_value(objective):
             repr(objective),
             {
                 kind.__name__: kind
-                for kind in (CrossEntropy, Bootstrap, ELR, GJS, NCR, Bank, Nearsay)
+                for kind in (CrossEntropy, Bootstrap, ELR, GJS, NCR, Bank, NeighborVote)
             },
         )
         == objective
@@ -346,8 +346,8 @@ def test_it_is_a_value(objective):
 
 @every_objective
 def test_its_stage_is_a_word_and_its_memory_is_made_of_tensors(objective):
-    memory = objective.memory(N, C, D)
-    assert isinstance(objective.stage(0.0, memory), str)
+    memory = objective.init_state(N, C, D)
+    assert isinstance(objective.phase(0.0, memory), str)
     for tensor in memory.values():
         assert isinstance(tensor, torch.Tensor)
 
@@ -403,28 +403,28 @@ def test_a_batch_that_cannot_be_meant_is_refused(objective, change, message):
 )
 def test_an_epoch_that_is_no_tensor_is_refused_before_anything_is_remembered(objective):
     outputs, batch = make_case()
-    memory = objective.memory(N, C, D)
+    memory = objective.init_state(N, C, D)
     with pytest.raises(
         ValueError, match=r"epoch of type float must be a torch.Tensor; torch.as_tensor makes one"
     ):
-        objective(outputs, batch, 1.0, memory, objective.stage(1.0, memory))
-    torch.testing.assert_close(memory, objective.memory(N, C, D))
+        objective(outputs, batch, 1.0, memory, objective.phase(1.0, memory))
+    torch.testing.assert_close(memory, objective.init_state(N, C, D))
 
 
 @pytest.mark.parametrize(
     "objective",
-    [ELR(), NCR(bank=Bank(size=15)), NCR(start_epoch="auto"), Nearsay(k=3, start_epoch=0)],
+    [ELR(), NCR(bank=Bank(size=15)), NCR(start_epoch="auto"), NeighborVote(k=3, start_epoch=0)],
     ids=repr,
 )
 def test_a_memory_on_another_device_is_told_with_the_cure(objective):
     outputs, batch = make_case()
-    memory = objective.memory(N, C, D)
+    memory = objective.init_state(N, C, D)
     left = {name: tensor.to("meta") for name, tensor in memory.items()}
     with pytest.raises(
         ValueError,
         match=r"memory\['.*'\] is on meta and the logits are on cpu; move all of it with",
     ):
-        objective(outputs, batch, torch.tensor(0.0), left, objective.stage(0.0, memory))
+        objective(outputs, batch, torch.tensor(0.0), left, objective.phase(0.0, memory))
 
 
 @every_objective
@@ -435,36 +435,38 @@ def test_what_stayed_on_another_device_is_told_with_the_cure(objective, name):
         outputs = outputs._replace(features=outputs.features.to("meta"))
     else:
         batch = replace(batch, **{name: getattr(batch, name).to("meta")})
-    memory = objective.memory(N, C, D)
+    memory = objective.init_state(N, C, D)
     cure = rf"{name}.* are on meta and the logits are on cpu; move them there with \.to\(logits\.device\)"
     with pytest.raises(ValueError, match=cure):
-        objective(outputs, batch, torch.tensor(3.0), memory, objective.stage(3.0, memory))
-    torch.testing.assert_close(memory, objective.memory(N, C, D))
+        objective(outputs, batch, torch.tensor(3.0), memory, objective.phase(3.0, memory))
+    torch.testing.assert_close(memory, objective.init_state(N, C, D))
 
 
 @every_objective
 def test_what_is_no_batch_is_refused(objective):
     outputs, _ = make_case()
-    memory = objective.memory(N, C, D)
+    memory = objective.init_state(N, C, D)
     for wrong in (None, {}):
         with pytest.raises(
             ValueError, match=r"batch of type (NoneType|dict) must be nearsay.Batch\(inputs="
         ):
-            objective(outputs, wrong, torch.tensor(3.0), memory, objective.stage(3.0, memory))
+            objective(outputs, wrong, torch.tensor(3.0), memory, objective.phase(3.0, memory))
 
 
 @pytest.mark.parametrize(
-    "objective", [ELR(), NCR(k=2), NCR(start_epoch="auto"), Nearsay(k=3, start_epoch=0)], ids=repr
+    "objective",
+    [ELR(), NCR(k=2), NCR(start_epoch="auto"), NeighborVote(k=3, start_epoch=0)],
+    ids=repr,
 )
 def test_no_memory_at_all_is_told_with_the_cure(objective):
     outputs, batch = make_case()
     with pytest.raises(
-        ValueError, match=r"memory of type NoneType must be what objective.memory\(num_examples"
+        ValueError, match=r"state of type NoneType must be what objective.init_state\(num_examples"
     ):
-        objective(outputs, batch, torch.tensor(3.0), None, objective.stage(3.0, None))
+        objective(outputs, batch, torch.tensor(3.0), None, objective.phase(3.0, None))
 
 
 def test_a_stage_that_is_no_text_is_refused():
     outputs, batch = make_case()
-    with pytest.raises(ValueError, match=r"stage=3 is not one of NCR's; pass what objective.stage"):
+    with pytest.raises(ValueError, match=r"phase=3 is not one of NCR.s; pass what objective.phase"):
         NCR(k=2)(outputs, batch, torch.tensor(3.0), {}, 3)

@@ -86,19 +86,19 @@ def test_the_loss_agrees_with_the_scalar_loop_of_public_elr():
 
 def test_without_inertia_the_average_is_the_last_prediction():
     objective, logits = ELR(beta=0.0), random_tensor(3, 4)
-    averages = objective.memory(6, 4, 1)["averages"]
+    averages = objective.init_state(6, 4, 1)["averages"]
     call(objective, logits, make_batch([4, 0, 2]), averages)
     torch.testing.assert_close(averages[[4, 0, 2]], logits.softmax(dim=1).float())
     assert (averages[[1, 3, 5, 6]] == 0).all()
 
 
 def test_memory_is_one_row_per_example_and_one_for_nobody():
-    averages = ELR().memory(10, 4, 7)["averages"]
+    averages = ELR().init_state(10, 4, 7)["averages"]
     torch.testing.assert_close(averages, torch.zeros(11, 4))
 
 
 def test_memory_is_changed_in_place():
-    memory = ELR().memory(10, 4, 7)
+    memory = ELR().init_state(10, 4, 7)
     address = memory["averages"].data_ptr()
     batch = make_batch([1, 2])
     ELR()(Outputs(torch.zeros(2, 1), random_tensor(2, 4)), batch, EPOCH, memory, "elr")
@@ -213,7 +213,7 @@ def test_the_average_has_no_gradient():
 
 def test_a_certain_prediction_that_agrees_with_its_past_stays_finite():
     logits = torch.tensor([[1e4, 0.0, 0.0]]).requires_grad_()
-    averages = ELR().memory(1, 3, 1)["averages"]
+    averages = ELR().init_state(1, 3, 1)["averages"]
     for _ in range(50):
         total = call(ELR(), logits, make_batch([0], num_classes=3), averages).terms["elr"]
     torch.testing.assert_close(

@@ -287,8 +287,10 @@ def batch_of(logits, labels=None, indices=None, **more):
 
 
 def call(objective, logits, features, batch, epoch=0.0, memory=None):
-    memory = objective.memory(100, logits.shape[1], features.shape[1]) if memory is None else memory
-    stage = objective.stage(epoch, memory)
+    memory = (
+        objective.init_state(100, logits.shape[1], features.shape[1]) if memory is None else memory
+    )
+    stage = objective.phase(epoch, memory)
     return objective(Outputs(features, logits), batch, torch.tensor(epoch), memory, stage)
 
 
@@ -367,7 +369,7 @@ def test_rows_without_neighbors_are_counted():
 
 def test_memory_keeps_the_bases_under_its_name():
     objective = NCR(base=ELR(), bank=Bank(size=8))
-    memory = objective.memory(100, 4, 5)
+    memory = objective.init_state(100, 4, 5)
     assert sorted(memory) == [
         "bank.cursor",
         "bank.features",
@@ -492,7 +494,7 @@ def test_bad_hyper_parameters_are_named_in_one_sentence(change, words):
 @pytest.mark.parametrize("stage", ["", "cross_entropy", "NCR/cross_entropy"])
 def test_a_stage_of_somebody_else_is_refused(stage):
     logits, features = rows()
-    with pytest.raises(ValueError, match=f"stage='{stage}' is not one of NCR's"):
+    with pytest.raises(ValueError, match=f"phase='{stage}' is not one of NCR's"):
         NCR()(Outputs(features, logits), batch_of(logits), torch.tensor(0.0), {}, stage)
 
 

@@ -111,7 +111,7 @@ def test_the_start_is_where_agreement_stops_to_rise(shares, epoch, expected):
     assert has_settled(table, epoch) is expected
     assert (
         NCR(start_epoch="auto")
-        .stage(epoch, {"start.agreement": table})
+        .phase(epoch, {"start.agreement": table})
         .startswith("ncr" if expected else "watch")
     )
 
@@ -119,8 +119,8 @@ def test_the_start_is_where_agreement_stops_to_rise(shares, epoch, expected):
 def test_while_it_watches_ncr_is_its_base_and_counts():
     outputs, batch = case()
     objective = NCR(start_epoch="auto", k=2)
-    memory = objective.memory(6, 3, 2)
-    stage = objective.stage(0.0, memory)
+    memory = objective.init_state(6, 3, 2)
+    stage = objective.phase(0.0, memory)
     loss = objective(outputs, batch, torch.tensor(0.5), memory, stage)
     plain = objective.base(outputs, batch, torch.tensor(0.5), {}, "cross_entropy")
     assert loss.total == plain.total
@@ -136,7 +136,7 @@ def test_far_and_undecided_rows_lose_their_label():
     foreign = foreign_rows(opinion, batch, 0.17)
     assert foreign.tolist() == [False, False, False, False, False, True]
     objective = NCR(k=2, reject=0.17)
-    loss = objective(outputs, batch, torch.tensor(0.0), {}, objective.stage(0.0, {}))
+    loss = objective(outputs, batch, torch.tensor(0.0), {}, objective.phase(0.0, {}))
     assert loss.terms["rejected"].item() == pytest.approx(1 / 6)
     labels = [*LABELS[:5], -1]
     without = NCR(k=2)(

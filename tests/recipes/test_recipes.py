@@ -160,7 +160,7 @@ def test_every_recipe_takes_every_method(name):
     for method in methods_of(name):
         experiment = made(name, method=method)
         is_mixed = "mixup" in method or "elr+" in method
-        wanted = Mixup(alpha=1.0, views="first") if method == "nearsay" else None
+        wanted = Mixup(alpha=1.0, views="first") if method == "neighbor-vote" else None
         assert experiment.mixup == (
             Mixup(alpha=1.0 if "cifar" in name else 0.5) if is_mixed else wanted
         )
@@ -173,7 +173,7 @@ def test_every_recipe_takes_every_method(name):
             assert experiment.augment.first == experiment.augment.second
         elif method == "ncr+mixup+da":
             assert experiment.augment.second == (*experiment.augment.first, ColorJitter())
-        elif method == "nearsay":
+        elif method == "neighbor-vote":
             covering = (Cutout(size=16),) if name in ("cifar10", "cifar100") else ()
             assert experiment.augment.second == (
                 *experiment.augment.first,
@@ -495,8 +495,8 @@ def test_every_method_takes_a_step_on_the_quick_recipes(name):
         if experiment.mixup is not None:
             batch = experiment.mixup(batch, seed=0, epoch=0)
         model = experiment.backbone.build(num_classes, num_inputs=batch.inputs.shape[1])
-        memory = experiment.objective.memory(len(labels.given), num_classes, model.num_features)
-        stage = experiment.objective.stage(0.0, memory)
+        memory = experiment.objective.init_state(len(labels.given), num_classes, model.num_features)
+        stage = experiment.objective.phase(0.0, memory)
         if experiment.self_taught:
             with torch.no_grad():
                 batch = replace(batch, teacher=model(batch.inputs))

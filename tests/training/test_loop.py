@@ -710,10 +710,12 @@ def test_under_mixup_dynamics_come_from_passes_over_the_examples_as_they_are(tmp
 class Watched:
     """Cross-entropy that keeps its targets by example, where anybody can see them."""
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         return {"targets": torch.zeros(num_examples, num_classes)}
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         return ""
 
     def __call__(

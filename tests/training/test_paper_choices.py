@@ -185,7 +185,7 @@ def case():
 @pytest.mark.parametrize("epoch", [0.0, 3.0, 10.0, 15.0])
 def test_the_weight_of_elr_rises_as_in_elr_plus(epoch):
     outputs, batch = case()
-    memories = [ELR().memory(5, 4, 4) for _ in range(2)]
+    memories = [ELR().init_state(5, 4, 4) for _ in range(2)]
     plain = ELR(weight=3)(outputs, batch, torch.tensor(epoch), memories[0], "elr")
     ramped = ELR(weight=3, ramp=10)(outputs, batch, torch.tensor(epoch), memories[1], "elr")
     factor = math.exp(-5 * (1 - min(epoch / 10, 1)) ** 2)
@@ -195,7 +195,7 @@ def test_the_weight_of_elr_rises_as_in_elr_plus(epoch):
 
 def test_targets_are_weighed_anew_as_in_elr_plus_with_many_classes():
     outputs, batch = case()
-    memory = ELR(reweigh=True).memory(5, 4, 4)
+    memory = ELR(reweigh=True).init_state(5, 4, 4)
     loss = ELR(beta=0.7, weight=0, reweigh=True)(outputs, batch, torch.tensor(0.0), memory, "elr")
     averages = oracles.elr_update([[0.0] * 4] * 5, outputs.logits.tolist(), range(5), 0.7)
     total, weights = 0.0, 0.0

@@ -15,7 +15,7 @@ from nearsay.batch import Batch, Loss, Mix, Outputs, one_hot
 from nearsay.data import Toy
 from nearsay.data.loader import Rows
 from nearsay.experiment import Experiment
-from nearsay.losses import ELR, GJS, NCR, Bank, CrossEntropy, Nearsay
+from nearsay.losses import ELR, GJS, NCR, Bank, CrossEntropy, NeighborVote
 from nearsay.models import MLP, ResNet
 from nearsay.optim import SGD, Constant, Cosine, ramp
 from nearsay.training.step import (
@@ -78,7 +78,7 @@ EXPERIMENTS = {
         IMAGES,
         averaging=0.8,
         self_taught=True,
-        objective=Nearsay(k=5, start_epoch=1, sure=0.3),
+        objective=NeighborVote(k=5, start_epoch=1, threshold=0.3),
         mixup=Mixup(views="first"),
         augment=Views(first=(Flip(),), second=(PadCrop(padding=1), Flip())),
     ),
@@ -100,10 +100,10 @@ class Recording:
     def __init__(self):
         self.calls = []
 
-    def memory(self, num_examples, num_classes, num_features):
+    def init_state(self, num_examples, num_classes, num_features):
         return {}
 
-    def stage(self, epoch, memory):
+    def phase(self, epoch, state):
         return f"stage {int(epoch)}"
 
     def __call__(self, outputs, batch, epoch, memory, stage):
@@ -159,7 +159,7 @@ def go(step, numbers):
         epoch = float(number // step.setting.batches_per_epoch)
         step(
             Rows(batch_of(number), None),
-            step.experiment.objective.stage(epoch, step.learners[0].memory),
+            step.experiment.objective.phase(epoch, step.learners[0].state),
         )
     return {name: tensor.clone() for name, tensor in step.tensors().items()}
 
@@ -176,7 +176,7 @@ def by_hand(experiment, num_steps, *, per_epoch=PER_PASS):
     ]
     averages = [copy.deepcopy(network).eval() for network in networks]
     sizes = (NUM_EXAMPLES, NUM_CLASSES, networks[0].num_features)
-    memories = [experiment.objective.memory(*sizes) for _ in networks]
+    memories = [experiment.objective.init_state(*sizes) for _ in networks]
     spec = experiment.optimizer
     choices = {
         "momentum": spec.momentum,
@@ -186,7 +186,7 @@ def by_hand(experiment, num_steps, *, per_epoch=PER_PASS):
     optimizers = [torch.optim.SGD(network.parameters(), lr=1.0, **choices) for network in networks]
     for number in range(num_steps):
         epoch, turn, who = number / per_epoch, number // PER_PASS, batch_of(number)
-        stage = experiment.objective.stage(float(number // per_epoch), memories[0])
+        stage = experiment.objective.phase(float(number // per_epoch), memories[0])
         for each, (network, optimizer, memory) in enumerate(
             zip(networks, optimizers, memories, strict=True)
         ):
@@ -250,7 +250,7 @@ def test_steps_are_those_of_a_plain_loop(name):
         assert_close(learner.network.state_dict(), network.state_dict(), **close)
         # Features of averaged weights by the statistics of a small batch carry the rounding of all steps before.
         assert_close(
-            learner.memory,
+            learner.state,
             memory,
             **({"rtol": 1e-3, "atol": 1e-4} if experiment.self_taught else close),
         )
@@ -372,10 +372,10 @@ def assert_equal(tensors, others):
 class Steep:
     """A finite loss without a finite gradient."""
 
-    def memory(self, num_examples, num_classes, num_features):
+    def init_state(self, num_examples, num_classes, num_features):
         return {}
 
-    def stage(self, epoch, memory):
+    def phase(self, epoch, state):
         return ""
 
     def __call__(self, outputs, batch, epoch, memory, stage):

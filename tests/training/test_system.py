@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nearsay import errors
 from nearsay.experiment import Machine
 from nearsay.training import system
 
@@ -133,10 +134,10 @@ def test_outside_the_main_thread_signals_are_left_alone():
 
 
 def test_a_stop_has_the_exit_code_of_its_signal():
-    stopped = system.Stopped(signal.SIGTERM, Path("runs/a"))
+    stopped = errors.Stopped(signal.SIGTERM, Path("runs/a"))
     assert stopped.code == 143
     assert str(stopped) == "stopped by SIGTERM; run the same command again to go on in runs/a"
-    assert system.Stopped(signal.SIGINT, Path("runs/a")).code == 130
+    assert errors.Stopped(signal.SIGINT, Path("runs/a")).code == 130
 
 
 def state():

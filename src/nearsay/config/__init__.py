@@ -4,6 +4,7 @@ Importing this does not import torch, and a wrong recipe name is refused without
 complaint is a ConfigError of one sentence that says what exists.
 """
 
+from nearsay.config.aliases import current_record
 from nearsay.config.calling import (
     FILES,
     Call,
@@ -23,6 +24,7 @@ __all__ = [
     "ConfigError",
     "apply_overrides",
     "call_recipe",
+    "current_record",
     "differences",
     "from_origin",
     "left_behind",

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nearsay.config.aliases import current_record, current_source
 from nearsay.config.fields import override
 from nearsay.config.text import declared_types, nearest, quoted, read_text, split_pairs, wanted
 from nearsay.config.trees import differences, to_tree
@@ -125,6 +126,7 @@ def from_origin(origin: Mapping[str, Any]) -> Call:
         raise ConfigError(
             f"the record of an experiment is {quoted(origin)}; it must be a JSON object"
         )
+    origin = current_record(origin)
     name, arguments, overrides = (origin.get(key) for key in ("recipe", "arguments", "overrides"))
     if not isinstance(name, str):
         raise ConfigError(f"the recipe is recorded as {quoted(name)}; it must be a name")
@@ -163,7 +165,7 @@ def _recipe_of(origin: Mapping[str, Any]) -> Callable[..., Any]:
         raise ConfigError(
             f"the source of the recipe {quoted(name)} is not as it was recorded: its sha256 differs"
         )
-    return _from_source(source, name)
+    return _from_source(current_source(source), name)
 
 
 def _built_in(name: str) -> Callable[..., Any]:

@@ -213,7 +213,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         objective = self.objective
         if objective is None:
             objective = NCR(alpha=_plain(self.alpha), k=min(k, batch_size - 1))
-        if isinstance(objective, type) or not callable(getattr(objective, "stage", None)):
+        if isinstance(objective, type) or not callable(getattr(objective, "phase", None)):
             raise ValueError(
                 f"objective={objective!r} must be None or an objective of nearsay, such as ELR()"
             )
@@ -284,25 +284,27 @@ class _Weighted:
     base: Objective
     weights: Tensor  # (N,) for each example, where the network is
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """That of the base."""
-        return self.base.memory(num_examples, num_classes, num_features)
+        return self.base.init_state(num_examples, num_classes, num_features)
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """That of the base."""
-        return self.base.stage(epoch, memory)
+        return self.base.phase(epoch, state)
 
     def __call__(
         self,
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """The sum of a target row is the weight of its label."""
         targets = batch.targets * self.weights[batch.indices, None]
-        return self.base(outputs, replace(batch, targets=targets), epoch, memory, stage)
+        return self.base(outputs, replace(batch, targets=targets), epoch, state, phase)
 
 
 def _refuse_missing(labels: ArrayLike) -> None:
@@ -402,12 +404,12 @@ def _train(experiment: Experiment) -> Module:
     step = Step(
         experiment, setting, make_learners(experiment, num_rows, num_classes, inputs[0], device)
     )
-    stage = ""
+    phase = ""
     for number in range(max(1, round(experiment.epochs * order.batches_per_pass))):
         if number % order.batches_per_pass == 0:
             epoch = number / order.batches_per_pass
-            stage = experiment.objective.stage(epoch, step.learners[0].memory)
-        step(Rows(order.batch(number), None), stage)
+            phase = experiment.objective.phase(epoch, step.learners[0].state)
+        step(Rows(order.batch(number), None), phase)
     network = step.learners[0].network.eval()
     if not step.is_fine or not all(each.isfinite().all() for each in network.state_dict().values()):
         raise ValueError(

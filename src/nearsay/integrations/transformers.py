@@ -45,8 +45,8 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
             )
         self.model_accepts_loss_kwargs = False  # the loss is not the network's own
         objective = NCR() if objective is None else objective
-        memory = check_objective(objective).memory(1, 1, 1)
-        if remembers_examples(objective) or any(not name.startswith("bank.") for name in memory):
+        state = check_objective(objective).init_state(1, 1, 1)
+        if remembers_examples(objective) or any(not name.startswith("bank.") for name in state):
             raise ValueError(  # a queue is soon full again
                 "this objective keeps a memory that checkpoints of the Trainer would lose; use one without, or with no "
                 "more than bank=Bank(size=4096)"
@@ -69,7 +69,7 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]  # 
                 f"a batch of {', '.join(inputs)} has no labels; call the column labels, and give "
                 "remove_unused_columns=False where the network's forward takes no labels"
             )
-        if self.criterion.memory and "indices" not in inputs and torch.is_grad_enabled():
+        if self.criterion.state and "indices" not in inputs and torch.is_grad_enabled():
             raise ValueError(
                 f"a batch of {', '.join(inputs)} has no indices, by which a bank knows its rows; give the data a "
                 "column indices, and remove_unused_columns=False, without which the Trainer drops it"

@@ -6,6 +6,6 @@ from nearsay.losses.elr import ELR
 from nearsay.losses.gjs import GJS
 from nearsay.losses.memory_bank import Bank
 from nearsay.losses.ncr import NCR
-from nearsay.losses.neighbor_vote import Nearsay
+from nearsay.losses.neighbor_vote import NeighborVote
 
-__all__ = ["ELR", "GJS", "NCR", "Bank", "Bootstrap", "CrossEntropy", "Nearsay"]
+__all__ = ["ELR", "GJS", "NCR", "Bank", "Bootstrap", "CrossEntropy", "NeighborVote"]

@@ -57,11 +57,13 @@ class Bootstrap:
     def __post_init__(self) -> None:
         _check(self.alpha, self.kind, self.temperature)
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """Nothing."""
         return {}
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """Always the same."""
         return "bootstrap"
 
@@ -70,8 +72,8 @@ class Bootstrap:
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """The mean over labels."""
         check_outputs(outputs, batch)

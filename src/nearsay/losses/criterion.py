@@ -42,11 +42,11 @@ class NCRCriterion(nn.Module):
             raise ValueError(
                 "this objective remembers every example; give num_examples=, how many there are"
             )
-        memory = self.objective.memory(num_examples, head.out_features, head.in_features)
-        self._names = {name: name.replace(".", "_") for name in memory}  # torch allows no dots
-        for name, tensor in memory.items():
+        state = self.objective.init_state(num_examples, head.out_features, head.in_features)
+        self._names = {name: name.replace(".", "_") for name in state}  # torch allows no dots
+        for name, tensor in state.items():
             self.register_buffer(self._names[name], tensor.to(head.weight.device))
-        self._stage: str | None = None  # until the epoch is told
+        self._phase: str | None = None  # until the epoch is told
         place = "cpu" if head.weight.is_meta else head.weight.device  # or the epoch would be lost
         self._now = torch.zeros((), device=place)
         self._features: Tensor | None = None
@@ -68,16 +68,16 @@ class NCRCriterion(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory, but keep its digits: in a network of 16 bits, counts and averages would stand still."""
-        memory = self.memory
+        state = self.state
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, kept in self._names.items():
             moved = self.get_buffer(kept)
-            if moved.dtype.itemsize < memory[name].dtype.itemsize:
-                setattr(self, kept, memory[name].to(moved.device))
+            if moved.dtype.itemsize < state[name].dtype.itemsize:
+                setattr(self, kept, state[name].to(moved.device))
         return self
 
     @property
-    def memory(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """What the objective keeps between steps; empty for almost all."""
         return {name: self.get_buffer(kept) for name, kept in self._names.items()}
 
@@ -92,7 +92,7 @@ class NCRCriterion(nn.Module):
         # A number would be a constant of a compiled step, which then is compiled again in every epoch; and a captured
         # step goes on reading the memory of this very tensor.
         self._now.fill_(epoch)
-        self._stage = self.objective.stage(epoch, self.memory)
+        self._phase = self.objective.phase(epoch, self.state)
 
     def forward(self, logits: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
         """The loss of (B, C) logits; labels are (B,) class numbers, negative for unlabeled, or (B, C) distributions.
@@ -121,10 +121,10 @@ class NCRCriterion(nn.Module):
             )
         outputs = Outputs(self._take(logits), logits)
         batch = Batch(inputs=logits, targets=targets, indices=indices)
-        stage, memory = self._current_stage(), self.memory
+        phase, state = self._current_phase(), self.state
         if self._now.device != logits.device:
             self._now = self._now.to(logits.device)
-        total, self.terms = self.objective(outputs, batch, self._now, memory, stage)
+        total, self.terms = self.objective(outputs, batch, self._now, state, phase)
         return total
 
     def _catch(
@@ -171,19 +171,19 @@ class NCRCriterion(nn.Module):
         self._used[id(whole)] = whole
         return is_used
 
-    def _current_stage(self) -> str:
-        if self._stage is not None:
-            return self._stage
+    def _current_phase(self) -> str:
+        if self._phase is not None:
+            return self._phase
         for name, value in _clocks(self.objective):
             raise ValueError(
                 f"{name}={value!r} needs criterion.set_epoch(epoch) at the start of epochs"
             )
-        return self.objective.stage(0.0, self.memory)
+        return self.objective.phase(0.0, self.state)
 
 
 def check_objective(objective: object) -> Objective:
     """The objective, if it is one."""
-    if isinstance(objective, type) or not callable(getattr(objective, "memory", None)):
+    if isinstance(objective, type) or not callable(getattr(objective, "init_state", None)):
         raise ValueError(f"objective={objective!r} must be an objective, such as NCR(k=10)")
     return objective  # type: ignore[return-value]
 
@@ -191,7 +191,8 @@ def check_objective(objective: object) -> Objective:
 def remembers_examples(objective: Objective) -> bool:
     """Whether its memory grows with the number of examples."""
     few, more = (
-        {name: part.shape for name, part in objective.memory(num, 1, 1).items()} for num in (0, 1)
+        {name: part.shape for name, part in objective.init_state(num, 1, 1).items()}
+        for num in (0, 1)
     )
     return few != more
 

@@ -39,11 +39,13 @@ class CrossEntropy:
     def __post_init__(self) -> None:
         _check(self.smoothing)
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """Nothing."""
         return {}
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """Always the same."""
         return "cross_entropy"
 
@@ -52,8 +54,8 @@ class CrossEntropy:
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """The mean over labels."""
         check_outputs(outputs, batch)

@@ -15,9 +15,9 @@ from nearsay.batch import (
     Mix,
     Outputs,
     check_indices,
-    check_memory,
     check_outputs,
     check_place,
+    check_state,
     first_rows,
 )
 from nearsay.losses.cross_entropy import cross_entropy, not_finite, real_rows, upcast
@@ -76,11 +76,13 @@ class ELR:
             raise ValueError("weight=inf must be finite")
         check_number("ramp", self.ramp, 0)
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """The averaged prediction of each example, zero until it is first seen."""
         return {"averages": torch.zeros(num_examples + 1, num_classes)}
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """Always the same."""
         return "elr"
 
@@ -89,21 +91,21 @@ class ELR:
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """Update the averages, then compare with them: the order of the public code."""
         check_outputs(outputs, batch)
         if self.ramp:
             check_tensors(epoch=epoch)
-        check_memory(memory)
-        averages = memory.get("averages")
+        check_state(state)
+        averages = state.get("averages")
         if averages is None or averages.ndim != 2 or averages.shape[1] != outputs.logits.shape[1]:
             raise ValueError(
                 f"ELR finds no averages of {outputs.logits.shape[1]} classes in its memory; make it with "
-                "objective.memory(num_examples, num_classes, num_features)"
+                "objective.init_state(num_examples, num_classes, num_features)"
             )
-        check_place(memory, outputs)
+        check_place(state, outputs)
         check_indices(batch.indices, len(averages) - 1)
         logits, targets = real_rows(outputs, batch)
         teacher = outputs.logits if batch.teacher is None else batch.teacher.logits

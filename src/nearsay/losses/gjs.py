@@ -75,11 +75,13 @@ class GJS:
     def __post_init__(self) -> None:
         _check(self.label_weight)
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """Nothing."""
         return {}
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """Always the same."""
         return "gjs"
 
@@ -88,8 +90,8 @@ class GJS:
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """The mean of one part over labels and of the other over examples."""
         check_outputs(outputs, batch)

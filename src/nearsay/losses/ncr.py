@@ -17,9 +17,9 @@ from nearsay.batch import (
     Loss,
     Objective,
     Outputs,
-    check_memory,
     check_outputs,
     check_place,
+    check_state,
 )
 from nearsay.losses._ncr_fast import Choices, divergence, ncr_rows
 from nearsay.losses.cross_entropy import CrossEntropy
@@ -120,12 +120,14 @@ class NCR:
             raise ValueError(f"bank={self.bank!r} must be None or a Bank, such as Bank(size=4096)")
         _check_choices(self._choices)
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """The memory of the base under `base.`, of the bank under `bank.`, of an automatic start under `start.`."""
         sizes = (num_examples, num_classes, num_features)
         parts = {
-            "base": self.base.memory(*sizes),
-            "bank": self.bank.memory(*sizes) if self.bank else {},
+            "base": self.base.init_state(*sizes),
+            "bank": self.bank.init_state(*sizes) if self.bank else {},
         }
         if self.start_epoch == "auto":
             parts["start"] = {"agreement": torch.zeros(NUM_EPOCHS, 2, dtype=torch.float64)}
@@ -135,45 +137,45 @@ class NCR:
             for name, tensor in tensors.items()
         }
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """`ncr/…` from `start_epoch` on, `base/…` before, or `watch/…` while that is still to be found."""
-        check_memory(memory)
+        check_state(state)
         if self.start_epoch == "auto":
-            if "start.agreement" not in memory:
+            if "start.agreement" not in state:
                 raise ValueError(
                     'start_epoch="auto" finds no agreement in the memory; make it with '
-                    "objective.memory(num_examples, num_classes, num_features)"
+                    "objective.init_state(num_examples, num_classes, num_features)"
                 )
-            mine = "ncr" if has_settled(memory["start.agreement"], epoch) else "watch"
+            mine = "ncr" if has_settled(state["start.agreement"], epoch) else "watch"
         else:
             mine = "ncr" if epoch >= self.start_epoch else "base"
-        return f"{mine}/{self.base.stage(epoch, _part(memory, 'base'))}"
+        return f"{mine}/{self.base.phase(epoch, _part(state, 'base'))}"
 
     def __call__(
         self,
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """Neighbors are searched among all processes' rows and the bank."""
-        mine, _, base_stage = str(stage).partition("/")
+        mine, _, base_phase = str(phase).partition("/")
         if mine not in ("base", "watch", "ncr"):
             raise ValueError(
-                f"stage={stage!r} is not one of NCR's; pass what objective.stage(epoch, memory) returned"
+                f"phase={phase!r} is not one of NCR's; pass what objective.phase(epoch, state) returned"
             )
-        check_place(memory, outputs)
+        check_place(state, outputs)
         if self.bank is not None:
             check_outputs(outputs, batch)
             self.bank.check(
-                _part(memory, "bank"), outputs, distributed.num_processes() * len(batch.indices)
+                _part(state, "bank"), outputs, distributed.num_processes() * len(batch.indices)
             )
-        labels, more = self._ask(outputs, batch, epoch, memory, mine)
-        total, terms = self.base(outputs, labels, epoch, _part(memory, "base"), base_stage)
+        labels, more = self._ask(outputs, batch, epoch, state, mine)
+        total, terms = self.base(outputs, labels, epoch, _part(state, "base"), base_phase)
         terms = {**terms, **more}
         if mine == "ncr":
-            rows, is_alone = self._rows(outputs, batch, memory)
+            rows, is_alone = self._rows(outputs, batch, state)
             real = batch.is_real.to(rows.dtype)
             consistency = distributed.mean(rows, real)
             total = (1 - self.alpha) * total + self.alpha * consistency  # paper Eq. 4
@@ -188,18 +190,18 @@ class NCR:
                     distributed.gather(outputs.features.detach()),
                     distributed.gather(outputs.logits.detach()),
                 )
-                self.bank.write(_part(memory, "bank"), everyone, distributed.gather(batch.indices))
+                self.bank.write(_part(state, "bank"), everyone, distributed.gather(batch.indices))
         return Loss(total, terms)
 
     def _ask(
-        self, outputs: Outputs, batch: Batch, epoch: Tensor, memory: Mapping[str, Tensor], mine: str
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], mine: str
     ) -> tuple[Batch, dict[str, Tensor]]:
         """The batch without the labels of foreign rows, and what there is to log of that; or count how many agree."""
         if mine == "watch":
             check_outputs(outputs, batch)
             check_tensors(epoch=epoch)
             opinion = ask(outputs, batch, self.k)
-            count_agreement_(memory["start.agreement"], opinion, epoch)
+            count_agreement_(state["start.agreement"], opinion, epoch)
             real = opinion.is_asked.to(outputs.logits.dtype)
             return batch, {"agreement": distributed.mean(opinion.agrees.to(real.dtype), real)}
         if mine == "base" or not self.reject:
@@ -213,7 +215,7 @@ class NCR:
         }
 
     def _rows(
-        self, outputs: Outputs, batch: Batch, memory: Mapping[str, Tensor]
+        self, outputs: Outputs, batch: Batch, state: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         partners = (
             batch.mix.partner_indices if batch.mix is not None and self.mask_partners else None
@@ -229,7 +231,7 @@ class NCR:
             pools.append(Pool(*rows, others))
         if self.bank is not None:
             pools.append(
-                Pool(*self.bank.search(_part(memory, "bank"), distributed.gather(batch.indices)))
+                Pool(*self.bank.search(_part(state, "bank"), distributed.gather(batch.indices)))
             )
         return _rows(
             outputs.logits, outputs.features, batch.indices, _joined(pools), partners, self._choices
@@ -251,10 +253,10 @@ def _as_pool(pool: Pool | tuple[Tensor, Tensor, Tensor] | None) -> Pool | None:
     return Pool(*pool)
 
 
-def _part(memory: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {
         key.removeprefix(f"{name}."): tensor
-        for key, tensor in memory.items()
+        for key, tensor in state.items()
         if key.startswith(f"{name}.")
     }
 

@@ -38,7 +38,7 @@ _TINY = 1e-8
 _RARE = 1e-3  # share that every label is taken to have in every class
 
 
-class Testimony(NamedTuple):
+class Vote(NamedTuple):
     """What is made of the labels of a batch, without gradient."""
 
     targets: Tensor  # (B, C) a label or a belief; its sum is the weight of the example
@@ -46,11 +46,13 @@ class Testimony(NamedTuple):
         Tensor  # (B,) how near the label comes to winning the vote of the neighbors, from 0 to 1
     )
     is_sure: Tensor  # (B,) bool: belief is strong enough to be a target
-    doubt: Tensor  # (B,) what the target falls short of the weight of a certain one, from 0 to 1
+    uncertainty: (
+        Tensor  # (B,) what the target falls short of the weight of a certain one, from 0 to 1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nearsay:
+class NeighborVote:
     """Cross-entropy with sure beliefs, and with the labels that neighbors in the whole set agree with where none is.
 
     Wants a teacher (averaged weights) on un-mixed first views, and two views: the first mixed with others, the second
@@ -60,33 +62,35 @@ class Nearsay:
     k: int = 200
     start_epoch: float = 10.0
     similarity_temperature: float = 0.1  # of the weights exp(cosine / temperature) of the neighbors
-    strictness: float = 4.0  # power of the agreement with which a label is weighed
+    agreement_power: float = 4.0  # power of the agreement with which a label is weighed
     momentum: float = 0.7  # of an example's belief, from one visit to the next
-    sure: float = (
+    threshold: float = (
         0.8  # probability from which a belief is a target, and votes in place of the label
     )
     label_power: float = (
         0.5  # of the given label against a belief; below 1, as the belief has learned from it
     )
     strong: float = 1.0  # weight of the second view
-    closeness: float = (
+    feature_weight: float = (
         1.0  # weight of 1 − cosine between the features of the second view and the teacher's
     )
-    kinship: float = 0.1  # weight, where labels are in doubt, of how differently both see the others of the batch
+    relation_weight: float = 0.1  # weight, where labels are in doubt, of how differently both see the others of the batch
 
     def __post_init__(self) -> None:
         check_whole("k", self.k, 1)
         check_number("start_epoch", self.start_epoch, 0)
         check_number("similarity_temperature", self.similarity_temperature, 0.01, 100)
-        check_number("strictness", self.strictness, 0, 100)
+        check_number("agreement_power", self.agreement_power, 0, 100)
         check_number("momentum", self.momentum, 0, 0.999)
-        check_number("sure", self.sure, 0, 1)
+        check_number("threshold", self.threshold, 0, 1)
         check_number("label_power", self.label_power, 0, 1)
         check_number("strong", self.strong, 0, 100)
-        check_number("closeness", self.closeness, 0, 100)
-        check_number("kinship", self.kinship, 0, 100)
+        check_number("feature_weight", self.feature_weight, 0, 100)
+        check_number("relation_weight", self.relation_weight, 0, 100)
 
-    def memory(self, num_examples: int, num_classes: int, num_features: int) -> dict[str, Tensor]:
+    def init_state(
+        self, num_examples: int, num_classes: int, num_features: int
+    ) -> dict[str, Tensor]:
         """Features, beliefs and present labels of every example, who has been seen, and averages over the data."""
         return {
             "features": torch.zeros(num_examples + 1, num_features),
@@ -101,7 +105,7 @@ class Nearsay:
             + 0.5 / num_classes,  # (C, C) how each class is labeled, by columns
         }
 
-    def stage(self, epoch: float, memory: Mapping[str, Tensor]) -> str:
+    def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
         """`labels` before `start_epoch`, `neighbors` from then on."""
         return "labels" if epoch < self.start_epoch else "neighbors"
 
@@ -110,41 +114,41 @@ class Nearsay:
         outputs: Outputs,
         batch: Batch,
         epoch: Tensor,
-        memory: Mapping[str, Tensor],
-        stage: str,
+        state: Mapping[str, Tensor],
+        phase: str,
     ) -> Loss:
         """Remember what the teacher sees, ask the neighbors, and learn what they make of the labels."""
         check_outputs(outputs, batch)
-        if stage not in ("labels", "neighbors"):
+        if phase not in ("labels", "neighbors"):
             raise ValueError(
-                f"stage={stage!r} is not one of Nearsay's; pass what objective.stage(epoch, memory) gave"
+                f"phase={phase!r} is not one of NeighborVote's; pass what objective.phase(epoch, state) gave"
             )
         if batch.teacher is None:
             raise ValueError(
-                "Nearsay needs a teacher: give the batch teacher=Outputs(features, logits) of averaged weights, as "
-                "examples/nearsay_loop.py does; an experiment with averaging= and self_taught=True has one"
+                "NeighborVote needs a teacher: give the batch teacher=Outputs(features, logits) of averaged weights, as "
+                "examples/neighbor_vote_loop.py does; an experiment with averaging= and self_taught=True has one"
             )
-        check_place(memory, outputs)
-        if "seen" not in memory or memory["beliefs"].shape[1] != outputs.logits.shape[1]:
+        check_place(state, outputs)
+        if "seen" not in state or state["beliefs"].shape[1] != outputs.logits.shape[1]:
             raise ValueError(
-                f"Nearsay finds no beliefs of {outputs.logits.shape[1]} classes in its memory; make it with "
-                "objective.memory(num_examples, num_classes, num_features)"
+                f"NeighborVote finds no beliefs of {outputs.logits.shape[1]} classes in its memory; make it with "
+                "objective.init_state(num_examples, num_classes, num_features)"
             )
-        if batch.teacher.features.shape != (len(batch.indices), memory["features"].shape[1]):
+        if batch.teacher.features.shape != (len(batch.indices), state["features"].shape[1]):
             raise ValueError(
                 f"features {tuple(batch.teacher.features.shape)} of the teacher must be {len(batch.indices)} rows of "
-                f"the {memory['features'].shape[1]} that the memory was made for; make it with "
-                "objective.memory(num_examples, num_classes, num_features)"
+                f"the {state['features'].shape[1]} that the memory was made for; make it with "
+                "objective.init_state(num_examples, num_classes, num_features)"
             )
-        check_indices(batch.indices, len(memory["seen"]) - 1)
+        check_indices(batch.indices, len(state["seen"]) - 1)
         num = len(batch.indices) // batch.views
         given = upcast(batch.targets if batch.plain_targets is None else batch.plain_targets)[:num]
         given = given.where(batch.is_real[:num, None], 0.0)
-        kind = memory["features"].dtype
+        kind = state["features"].dtype
         seen = Outputs(*(part[:num].detach().to(kind) for part in batch.teacher))
         with torch.no_grad(), autocast_off(seen.logits):
-            known = self._testify(seen, batch.indices[:num], given.to(kind), memory)
-        targets = known.targets.to(given.dtype) if stage == "neighbors" else given
+            known = self._vote_on_labels(seen, batch.indices[:num], given.to(kind), state)
+        targets = known.targets.to(given.dtype) if phase == "neighbors" else given
         targets = _blended(targets.repeat(batch.views, 1), batch)
         rows = cross_entropy(upcast(outputs.logits).where(batch.is_real[:, None], 0.0), targets)
         weights, real = targets.sum(dim=1), batch.is_real.to(rows.dtype)
@@ -166,16 +170,22 @@ class Nearsay:
         near = torch.cosine_similarity(features, goal, eps=1e-6)
         apart = distributed.mean((1 - near).where(batch.is_real[num:], 0.0), real[num:])
         with autocast_off(features):
-            strange = self._estrange(
-                features, goal.to(features), batch.indices[:num], memory["center"].to(features)
+            relational = self._relational_loss(
+                features, goal.to(features), batch.indices[:num], state["center"].to(features)
             )
-        strange = strange * known.doubt.repeat(batch.views - 1)
-        strange = distributed.mean(strange.where(batch.is_real[num:], 0.0), real[num:])
-        terms |= {"second": second.detach(), "apart": apart.detach(), "strange": strange.detach()}
-        total = first + self.strong * second + self.kinship * strange
-        return Loss(total + self.closeness * apart if stage == "neighbors" else total, terms)
+        relational = relational * known.uncertainty.repeat(batch.views - 1)
+        relational = distributed.mean(relational.where(batch.is_real[num:], 0.0), real[num:])
+        terms |= {
+            "second": second.detach(),
+            "apart": apart.detach(),
+            "relational": relational.detach(),
+        }
+        total = first + self.strong * second + self.relation_weight * relational
+        return Loss(total + self.feature_weight * apart if phase == "neighbors" else total, terms)
 
-    def _estrange(self, features: Tensor, goal: Tensor, indices: Tensor, center: Tensor) -> Tensor:
+    def _relational_loss(
+        self, features: Tensor, goal: Tensor, indices: Tensor, center: Tensor
+    ) -> Tensor:
         """(V·B,) KL(teacher ‖ network) of the softmax of the cosines of every row with all others of the batch.
 
         No label is asked. The teacher's softmax is twice as sharp, so that what is near has to come nearer yet and
@@ -203,18 +213,18 @@ class Nearsay:
         )
         return divergence(wanted.exp(), found.exp(), wanted - found)
 
-    def _testify(
-        self, seen: Outputs, indices: Tensor, given: Tensor, memory: Mapping[str, Tensor]
-    ) -> Testimony:
+    def _vote_on_labels(
+        self, seen: Outputs, indices: Tensor, given: Tensor, state: Mapping[str, Tensor]
+    ) -> Vote:
         """Bring the memory up to date and ask it about these examples."""
-        self._remember(seen, indices, given, memory)
-        places = indices.where(indices != PADDING, len(memory["seen"]) - 1)
-        directions = normalize(memory["features"] - memory["center"])[0]
+        self._remember(seen, indices, given, state)
+        places = indices.where(indices != PADDING, len(state["seen"]) - 1)
+        directions = normalize(state["features"] - state["center"])[0]
         found = nearest(
             directions[places],
             directions,
             min(self.k, len(directions) - 1),
-            Identity(indices, memory["seen"]),
+            Identity(indices, state["seen"]),
         )
         weights = (
             (found.similarities / self.similarity_temperature)
@@ -225,23 +235,25 @@ class Nearsay:
             :, :, None
         ]  # (B, K, 1)
         votes, theirs = (
-            (weights * memory[name][found.positions]).sum(dim=1) for name in ("labels", "beliefs")
+            (weights * state[name][found.positions]).sum(dim=1) for name in ("labels", "beliefs")
         )
         weight = given.sum(dim=1)
         own = (votes * given).sum(dim=1) / weight.clamp(min=_TINY)
         agreement = (own / votes.amax(dim=1).clamp(min=_TINY)).where(
             (weight > 0) & (votes.sum(dim=1) > 0), 0.0
         )
-        trust = (agreement**self.strictness)[:, None]  # (B, 1)
-        belief = self._weigh(0.5 * (memory["beliefs"][places] + theirs), given, memory)
-        is_sure = (belief.amax(dim=1) >= self.sure) & (indices != PADDING)
+        trust = (agreement**self.agreement_power)[:, None]  # (B, 1)
+        belief = self._weigh(0.5 * (state["beliefs"][places] + theirs), given, state)
+        is_sure = (belief.amax(dim=1) >= self.threshold) & (indices != PADDING)
         believed = one_hot(belief.argmax(dim=1), belief.shape[1]).to(given)
-        self._relabel(indices, torch.where(is_sure[:, None], believed, given), memory)
+        self._relabel(indices, torch.where(is_sure[:, None], believed, given), state)
         targets = torch.where(is_sure[:, None], believed, trust * given)
-        doubt = 1 - (trust[:, 0] * (weight > 0)).where(~is_sure, 1.0)  # whatever the classes weigh
-        return Testimony(targets * self._balance(targets, memory), agreement, is_sure, doubt)
+        uncertainty = 1 - (trust[:, 0] * (weight > 0)).where(
+            ~is_sure, 1.0
+        )  # whatever the classes weigh
+        return Vote(targets * self._balance(targets, state), agreement, is_sure, uncertainty)
 
-    def _weigh(self, belief: Tensor, given: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+    def _weigh(self, belief: Tensor, given: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """(B, C) what to believe of examples that are labeled as given, by a tempered rule of Bayes.
 
         How classes are labeled is counted among examples whose class is sure without a look at their own label. What
@@ -249,56 +261,56 @@ class Nearsay:
         """
         weight = given.sum(dim=1, keepdim=True)
         labels = given / weight.clamp(min=_TINY)
-        is_counted = (belief.amax(dim=1, keepdim=True) >= self.sure) & (weight > 0)
+        is_counted = (belief.amax(dim=1, keepdim=True) >= self.threshold) & (weight > 0)
         counts = distributed.total(
             (one_hot(belief.argmax(dim=1), belief.shape[1]).to(labels) * is_counted).T @ labels
         )
         sizes = counts.sum(dim=1, keepdim=True)
-        _follow_(memory["noise"], counts / sizes.clamp(min=_TINY), sizes > 0)
-        told = (labels @ memory["noise"].clamp(min=_RARE).T).where(weight > 0, 1.0)
+        _follow_(state["noise"], counts / sizes.clamp(min=_TINY), sizes > 0)
+        told = (labels @ state["noise"].clamp(min=_RARE).T).where(weight > 0, 1.0)
         weighed = belief.clamp(min=_TINY) * told**self.label_power
         return weighed / weighed.sum(dim=1, keepdim=True)
 
-    def _balance(self, targets: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+    def _balance(self, targets: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """(C,) what makes every class count alike in what is learned, within a factor of five."""
         sums = distributed.total(targets.sum(dim=0))
-        _follow_(memory["shares"], sums / sums.sum().clamp(min=_TINY), sums.sum() > _TINY)
-        factors: Tensor = 1 / (len(sums) * memory["shares"]).clamp(0.2, 5.0)
+        _follow_(state["shares"], sums / sums.sum().clamp(min=_TINY), sums.sum() > _TINY)
+        factors: Tensor = 1 / (len(sums) * state["shares"]).clamp(0.2, 5.0)
         return factors
 
     def _remember(
-        self, seen: Outputs, indices: Tensor, given: Tensor, memory: Mapping[str, Tensor]
+        self, seen: Outputs, indices: Tensor, given: Tensor, state: Mapping[str, Tensor]
     ) -> None:
         everyone, features = distributed.gather(indices), distributed.gather(seen.features)
         beliefs = distributed.gather(seen.logits.softmax(dim=1))
         is_kept = (
             first_rows(everyone) & features.isfinite().all(dim=1) & beliefs.isfinite().all(dim=1)
         )
-        nobody = len(memory["seen"]) - 1
+        nobody = len(state["seen"]) - 1
         places = everyone.where(is_kept, nobody)
-        is_new = (memory["seen"][places] == PADDING)[:, None]
+        is_new = (state["seen"][places] == PADDING)[:, None]
         moved = torch.where(
-            is_new, beliefs, torch.lerp(beliefs, memory["beliefs"][places], self.momentum)
+            is_new, beliefs, torch.lerp(beliefs, state["beliefs"][places], self.momentum)
         )
-        labels = torch.where(is_new, distributed.gather(given), memory["labels"][places])
+        labels = torch.where(is_new, distributed.gather(given), state["labels"][places])
         for name, rows in (
             ("beliefs", moved),
             ("features", features),
             ("labels", labels),
             ("seen", everyone),
         ):
-            memory[name].index_copy_(0, places, rows)
-        _forget_nobody(memory)
+            state[name].index_copy_(0, places, rows)
+        _forget_nobody(state)
         mean = features.where(is_kept[:, None], 0.0).sum(dim=0) / is_kept.sum().clamp(min=1)
-        _follow_(memory["center"], mean, is_kept.any())
+        _follow_(state["center"], mean, is_kept.any())
 
-    def _relabel(self, indices: Tensor, labels: Tensor, memory: Mapping[str, Tensor]) -> None:
+    def _relabel(self, indices: Tensor, labels: Tensor, state: Mapping[str, Tensor]) -> None:
         everyone = distributed.gather(indices)
-        nobody = len(memory["seen"]) - 1
-        memory["labels"].index_copy_(
+        nobody = len(state["seen"]) - 1
+        state["labels"].index_copy_(
             0, everyone.where(first_rows(everyone), nobody), distributed.gather(labels)
         )
-        _forget_nobody(memory)
+        _forget_nobody(state)
 
 
 def _follow_(average: Tensor, news: Tensor, is_known: Tensor) -> None:
@@ -306,11 +318,11 @@ def _follow_(average: Tensor, news: Tensor, is_known: Tensor) -> None:
     average += (1 - _SLOWNESS) * (news - average) * is_known
 
 
-def _forget_nobody(memory: Mapping[str, Tensor]) -> None:
+def _forget_nobody(state: Mapping[str, Tensor]) -> None:
     """The last row takes what must not be kept."""
     for name in ("beliefs", "features", "labels"):
-        memory[name][-1].zero_()
-    memory["seen"][-1].fill_(PADDING)
+        state[name][-1].zero_()
+    state["seen"][-1].fill_(PADDING)
 
 
 def _blended(targets: Tensor, batch: Batch) -> Tensor:

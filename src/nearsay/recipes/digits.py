@@ -6,7 +6,7 @@ from typing import Literal
 from nearsay.batch import Noise
 from nearsay.data import Digits
 from nearsay.experiment import Experiment
-from nearsay.losses import NCR, Nearsay
+from nearsay.losses import NCR, NeighborVote
 from nearsay.models import ResNet
 from nearsay.noise import InstanceDependent, PairFlip, Symmetric
 from nearsay.optim import SGD, Cosine
@@ -40,10 +40,10 @@ def recipe(
         epochs: how long to train.
         seed: of the split, the weights, the order, the augmentation and the noise.
     """
-    choice = choose(method, ncr=NCR(), nearsay=Nearsay(k=30))
+    choice = choose(method, ncr=NCR(), vote=NeighborVote(k=30))
     fields = choice.fields(epochs)
     if (
-        method == "nearsay"
+        method == "neighbor-vote"
     ):  # an epoch is ten steps here: features take more of them to form, averages must be short
         fields |= {
             "averaging": 0.95,

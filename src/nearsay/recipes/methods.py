@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from nearsay.batch import Objective
-from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy, Nearsay
+from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy, NeighborVote
 from nearsay.transforms import Augment, ColorJitter, Mixup, RandAugment, Transform, Views
 
 _Usual = Literal[  # lists in the order in which users are told them
@@ -23,7 +23,7 @@ _Usual = Literal[  # lists in the order in which users are told them
 ]
 _Oracle = Literal["oracle", "oracle+mixup"]
 _More = Literal["elr", "ncr+elr", "elr+", "ncr+elr+", "label-propagation"]
-_Views = Literal["gjs", "nearsay"]
+_Views = Literal["gjs", "neighbor-vote"]
 Method = Literal[_Usual, "ncr+mixup+da", _Oracle, _More, _Views]
 FeatureMethod = Literal[
     _Usual, _Oracle, _More
@@ -82,7 +82,7 @@ def choose(
     beside_elr: NCR | None = None,
     elr: ELR | None = None,
     mixup: Mixup | None = None,
-    nearsay: Nearsay = Nearsay(),  # noqa: B008  # frozen, so it may be shared
+    vote: NeighborVote = NeighborVote(),  # noqa: B008  # frozen, so it may be shared
 ) -> Choice:
     """The method of that name, made of the recipe's own losses; `beside_elr` is NCR where its base is ELR."""
     elr = elr or ELR()
@@ -107,7 +107,7 @@ def choose(
         "ncr+elr+": Choice(beside, mixup, networks=2),
         "label-propagation": Choice(CrossEntropy(), propagates=True),
         "gjs": Choice(GJS(), num_views=2),
-        "nearsay": Choice(nearsay, Mixup(alpha=1.0, views="first"), num_views=2, is_strong=True),
+        "neighbor-vote": Choice(vote, Mixup(alpha=1.0, views="first"), num_views=2, is_strong=True),
     }
     if method not in table:
         raise ValueError(f"method={method!r} must be one of {', '.join(table)}")

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from nearsay import config
 from nearsay.batch import Labels, Predictions
 from nearsay.metrics import aligned, confidence
 from nearsay.noise import Realized, describe, fingerprint
@@ -96,7 +97,7 @@ def read_run(path: Path) -> FinishedRun:
         raise ValueError(
             f"{path / 'result.json'} has the seed {result.get('seed')!r}, no whole number; {CURE}"
         )
-    origin = _read_object(path / "experiment.json")
+    origin = config.current_record(_read_object(path / "experiment.json"))
     arguments, overrides, settings = (
         origin.get(name) for name in ("arguments", "overrides", "experiment")
     )

@@ -79,7 +79,7 @@ def _check_same(folder: Path, cell: Cell) -> None:
     """
     chosen = dict(each.split("=", 1) for each in cell.arguments)
     try:
-        record = json.loads((folder / "experiment.json").read_bytes())
+        record = config.current_record(json.loads((folder / "experiment.json").read_bytes()))
         arguments = {**record["arguments"], **chosen, "seed": str(cell.seed)}
         called = {"recipe": cell.recipe, "arguments": arguments, "overrides": list(cell.overrides)}
         now = config.to_tree(config.from_origin(called).experiment)

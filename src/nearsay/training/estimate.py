@@ -49,7 +49,7 @@ def estimate(experiment: Experiment) -> Estimate:
             for each in learners
             if each.average is not None
         ),
-        "method": sum(_num_bytes(learner.memory.values()) for learner in learners),
+        "method": sum(_num_bytes(learner.state.values()) for learner in learners),
         "activations": len(learners) * rows * _saved_bytes(learners[0].network, shape) // 2,
     }
     return Estimate(

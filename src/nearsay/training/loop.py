@@ -119,7 +119,7 @@ class _Training:
         self.num_per_epoch = experiment.batches_per_epoch or self.order.batches_per_pass
         self.num_steps = max(1, round(experiment.epochs * self.num_per_epoch))
         self.step = self._prepare()
-        self.stage = ""
+        self.phase = ""
         self.skipped: dict[str, None] = {}  # why images were left out; a set in order
         self.lost = Lost(self.order.batches_per_pass * self.order.batch_size)
         self.began, self.clock = time.perf_counter(), Clock(self.order.batch_size)
@@ -208,14 +208,14 @@ class _Training:
             steps = range(start, self.num_steps)
             for number, rows in zip(steps, self.feed.rows(steps), strict=True):
                 if number % self.num_per_epoch == 0:
-                    self.stage = self.experiment.objective.stage(
-                        number / self.num_per_epoch, self.step.learners[0].memory
+                    self.phase = self.experiment.objective.phase(
+                        number / self.num_per_epoch, self.step.learners[0].state
                     )
                 self.lost.count(
                     len(rows.indices), reasons := [reason for _, reason in rows.problems]
                 )
                 self._check_images(reasons)
-                self.step(rows, self.stage)
+                self.step(rows, self.phase)
                 done = number + 1
                 is_epoch = done % self.num_per_epoch == 0 or done == self.num_steps
                 if self.clock.is_due(done) or is_epoch:
@@ -258,7 +258,7 @@ class _Training:
             self.run.cut_log(state["log_end"])
         distributed.broadcast_(self.step.tensors().values())
         set_own_states({} if found is None else found.tensors, self.device, self.step.buffers())
-        self.stage = state["stage"]
+        self.phase = state["phase"] if "phase" in state else state["stage"]  # its older name
         self.skipped = dict.fromkeys(state["skipped"])
         self.began -= state["seconds"]
         self.clock.resume(state.get("images_per_second", 0.0))  # early checkpoints have none
@@ -288,7 +288,7 @@ class _Training:
             return
         state = {
             "step": done,
-            "stage": self.stage,
+            "phase": self.phase,
             "log_end": self.run.log_end(),
             "sums": self.step.names,
             "skipped": list(self.skipped),

@@ -92,7 +92,8 @@ def read_origin(folder: Path) -> Mapping[str, Any]:
         raise RunError(
             f"{folder} is no run folder: {path.name} cannot be read ({error})", BAD_DATA
         ) from error
-    return found
+    current: dict[str, Any] = config.current_record(found)
+    return current
 
 
 def read_experiment(folder: Path) -> Experiment:
@@ -211,7 +212,7 @@ def check_same(run: Run, experiment: Experiment) -> None:
             )
         return
     try:
-        before = json.loads(path.read_bytes())["experiment"]
+        before = config.current_record(json.loads(path.read_bytes()))["experiment"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} cannot be read ({error}); choose another folder with --out", BAD_DATA

@@ -31,7 +31,7 @@ class Learner(NamedTuple):
     network: Module
     optimizer: Optimizer
     average: Module | None
-    memory: dict[str, Tensor]
+    state: dict[str, Tensor]
     seed: int  # of augmentation and mixup
 
 
@@ -78,9 +78,9 @@ def make_learners(
         if average is not None and experiment.self_taught:
             optim.by_batch_(average)
         num_features: int = network.num_features  # type: ignore[assignment]
-        memory = experiment.objective.memory(num_examples, num_classes, num_features)
-        memory = {name: tensor.to(device) for name, tensor in memory.items()}
-        learners.append(Learner(network, optimizer, average, memory, seed))
+        state = experiment.objective.init_state(num_examples, num_classes, num_features)
+        state = {name: tensor.to(device) for name, tensor in state.items()}
+        learners.append(Learner(network, optimizer, average, state, seed))
     return learners
 
 
@@ -112,7 +112,7 @@ class Step:
         )  # of what is logged, since the epoch began
         self.names: list[str] = []  # of the sums
         self._rows: Rows | None = None  # where a captured step finds its input
-        self._stage, self._warm = "", 0
+        self._phase, self._warm = "", 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
         def made(function: Any) -> Any:
@@ -130,11 +130,11 @@ class Step:
         self._objective = made(experiment.objective.__call__)
         self._mix = None if experiment.mixup is None else made(experiment.mixup.__call__)
 
-    def __call__(self, rows: Rows, stage: str) -> None:
-        """Learn from the rows; `stage` is what the objective says of this epoch."""
+    def __call__(self, rows: Rows, phase: str) -> None:
+        """Learn from the rows; `phase` is what the objective says of this epoch."""
         self._load(rows)
-        if stage != self._stage:
-            self._stage, self._warm, self._graph = stage, 0, None
+        if phase != self._phase:
+            self._phase, self._warm, self._graph = phase, 0, None
         if self._graph is not None:
             self._graph.replay()
         elif not self.setting.captures:
@@ -156,11 +156,11 @@ class Step:
             found.update(
                 {f"given{number}": given for number, given in enumerate(self.setting.given)}
             )
-        for number, (network, optimizer, average, memory, _) in enumerate(self.learners):
+        for number, (network, optimizer, average, state, _) in enumerate(self.learners):
             parts = {
                 "network": network.state_dict(),
                 "optimizer": optim.optimizer_state(optimizer),
-                "memory": memory,
+                "memory": state,
             }
             parts["average"] = {} if average is None else average.state_dict()
             found.update(
@@ -296,7 +296,7 @@ class Step:
     def _learn(self, number: int, times: Times) -> None:
         assert self._rows is not None
         experiment, learner = self.experiment, self.learners[number]
-        optimizer, memory = learner.optimizer, learner.memory
+        optimizer, state = learner.optimizer, learner.state
         batch = self._prepare(self._rows.indices, self._rows.inputs, times.turn, number)
         plain = shard(batch) if self.setting.source is not None else batch
         teacher = self._taught(number, plain)
@@ -307,7 +307,7 @@ class Step:
             batch = plain
         batch = replace(batch, teacher=teacher)
 
-        held = [*learner.network.buffers(), *memory.values()]
+        held = [*learner.network.buffers(), *state.values()]
         before = optim.snapshot(held)
         with torch.autocast(
             self.setting.device.type,
@@ -315,7 +315,7 @@ class Step:
             enabled=self.setting.dtype != torch.float32,
         ):
             outputs = self._networks[number](batch.inputs)
-        loss = self._objective(outputs, batch, times.epoch, memory, self._stage)
+        loss = self._objective(outputs, batch, times.epoch, state, self._phase)
         optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
 

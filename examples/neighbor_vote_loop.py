@@ -44,12 +44,12 @@ def main() -> float:
     student = Network()
     teacher = AveragedModel(student, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.Adam(student.parameters())
-    objective, mixup = nearsay.Nearsay(start_epoch=2), nearsay.Mixup(views="first")
-    memory = objective.memory(
+    objective, mixup = nearsay.NeighborVote(start_epoch=2), nearsay.Mixup(views="first")
+    memory = objective.init_state(
         NUM, CLASSES, FEATURES
     )  # for every example; .to(device) each tensor on a GPU
     for epoch in range(EPOCHS):
-        stage = objective.stage(epoch, memory)
+        stage = objective.phase(epoch, memory)
         for indices in torch.randperm(NUM).split(BATCH):
             weak, strong = (
                 inputs[indices] + size * torch.randn(len(indices), 16) for size in (0.1, 0.5)

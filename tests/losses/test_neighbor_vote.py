@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from nearsay.batch import PADDING, Batch, Outputs, one_hot
-from nearsay.losses import Nearsay
+from nearsay.losses import NeighborVote
 from nearsay.transforms import Mixup
 
 N, B, C, D = 30, 8, 4, 5
-OBJECTIVE = Nearsay(k=6, start_epoch=2, sure=0.5)
+OBJECTIVE = NeighborVote(k=6, start_epoch=2, threshold=0.5)
 
 
 def make_batch(seed=0, *, views=2):
@@ -37,7 +37,7 @@ def make_batch(seed=0, *, views=2):
 def make_memory(*, filled=True):
     memory = {
         name: tensor.double() if tensor.is_floating_point() else tensor
-        for name, tensor in OBJECTIVE.memory(N, C, D).items()
+        for name, tensor in OBJECTIVE.init_state(N, C, D).items()
     }
     if filled:
         generator = torch.Generator().manual_seed(9)
@@ -187,13 +187,13 @@ def test_what_is_not_finite_leaves_no_trace(part):
 
 
 def test_how_classes_are_labeled_is_a_distribution_before_any_was_counted():
-    noise = Nearsay().memory(N, C, D)["noise"]
+    noise = NeighborVote().init_state(N, C, D)["noise"]
     torch.testing.assert_close(noise.sum(dim=0), torch.ones(C))
     torch.testing.assert_close(noise.diagonal(), torch.full((C,), 0.5 + 0.5 / C))
 
 
 def test_labels_are_learned_as_they_are_until_it_starts():
-    assert [OBJECTIVE.stage(epoch, {}) for epoch in (0.0, 1.9, 2.0, 50.0)] == ["labels"] * 2 + [
+    assert [OBJECTIVE.phase(epoch, {}) for epoch in (0.0, 1.9, 2.0, 50.0)] == ["labels"] * 2 + [
         "neighbors"
     ] * 2
 
@@ -212,7 +212,7 @@ def clusters(wrong):
 def believed(objective, wrong, logits):
     """What becomes of the labels after two visits to all examples by a teacher that says `logits`."""
     truth, given, features = clusters(wrong)
-    memory = objective.memory(N, 2, 2)
+    memory = objective.init_state(N, 2, 2)
     batch = Batch(
         inputs=features,
         targets=one_hot(given, 2),
@@ -229,7 +229,7 @@ def believed(objective, wrong, logits):
 def test_a_label_that_its_neighbors_do_not_share_has_no_say_and_is_replaced_where_belief_is_sure():
     wrong = torch.tensor([3, 8, 20])
     truth, labels, loss = believed(
-        Nearsay(k=10, start_epoch=0), wrong, lambda truth: 8 * one_hot(truth, 2)
+        NeighborVote(k=10, start_epoch=0), wrong, lambda truth: 8 * one_hot(truth, 2)
     )
     assert torch.equal(labels.argmax(dim=1), truth)
     assert loss.terms["agreement"].item() == pytest.approx(1 - 3 / N, abs=0.02)
@@ -238,8 +238,8 @@ def test_a_label_that_its_neighbors_do_not_share_has_no_say_and_is_replaced_wher
 
 @pytest.mark.parametrize(("sure", "num_replaced"), [(0.79, 1), (0.81, 0)])
 def test_a_belief_is_that_of_the_network_and_of_its_neighbors_by_halves(sure, num_replaced):
-    objective = Nearsay(k=1, start_epoch=0, sure=sure, label_power=0)
-    memory = objective.memory(2, 2, 1)
+    objective = NeighborVote(k=1, start_epoch=0, threshold=sure, label_power=0)
+    memory = objective.init_state(2, 2, 1)
     memory["beliefs"][1], memory["features"][1], memory["seen"][1] = (
         torch.tensor([0.65, 0.35]),
         torch.ones(1),
@@ -263,18 +263,18 @@ def test_a_belief_is_that_of_the_network_and_of_its_neighbors_by_halves(sure, nu
 @pytest.mark.parametrize(("right", "odds"), [(0.5, 1), (0.9, 9), (0.1, 1 / 9)])
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_the_more_labels_are_right_the_more_it_takes_to_overrule_one(right, odds, power):
-    objective = Nearsay(
-        k=1, start_epoch=0, sure=0.99, label_power=power
+    objective = NeighborVote(
+        k=1, start_epoch=0, threshold=0.99, label_power=power
     )  # so sure that nothing is counted
-    memory = objective.memory(2, 2, 1)
+    memory = objective.init_state(2, 2, 1)
     memory["noise"] = torch.tensor([[right, 1 - right], [1 - right, right]])
     weighed = objective._weigh(torch.tensor([[0.95, 0.05]]), torch.tensor([[0.0, 1.0]]), memory)
     assert weighed[0, 0].item() == pytest.approx(0.95 / (0.95 + 0.05 * odds**power))
 
 
 def test_a_class_is_weighed_by_how_often_it_is_labeled_so_and_no_label_is_impossible():
-    objective = Nearsay(k=1, start_epoch=0, sure=1.0, label_power=1.0)
-    memory = objective.memory(2, 3, 1)
+    objective = NeighborVote(k=1, start_epoch=0, threshold=1.0, label_power=1.0)
+    memory = objective.init_state(2, 3, 1)
     memory["noise"] = torch.tensor([[0.8, 0.2, 0.0], [0.1, 0.9, 0.0], [0.5, 0.1, 0.4]])
     for label, told in ((0, [0.8, 0.1, 0.5]), (2, [0.001, 0.001, 0.4])):
         weighed = objective._weigh(
@@ -284,26 +284,26 @@ def test_a_class_is_weighed_by_how_often_it_is_labeled_so_and_no_label_is_imposs
 
 
 @pytest.mark.parametrize("weight", [0.25, 4.0])
-@pytest.mark.parametrize("strictness", [0.0, 4.0])
-def test_what_a_class_weighs_is_no_doubt(weight, strictness):
-    objective = Nearsay(k=10, start_epoch=0, sure=1.0, strictness=strictness)
+@pytest.mark.parametrize("agreement_power", [0.0, 4.0])
+def test_what_a_class_weighs_is_no_doubt(weight, agreement_power):
+    objective = NeighborVote(k=10, start_epoch=0, threshold=1.0, agreement_power=agreement_power)
     _, given, features = clusters(wrong := torch.tensor([3]))
     given[5] = -1
-    memory = objective.memory(N, 2, 2)
+    memory = objective.init_state(N, 2, 2)
     seen = Outputs(features, torch.zeros(N, 2))
     for _ in range(2):
-        known = objective._testify(seen, torch.arange(N), weight * one_hot(given, 2), memory)
+        known = objective._vote_on_labels(seen, torch.arange(N), weight * one_hot(given, 2), memory)
     wanted = torch.zeros(N)
     wanted[wrong], wanted[5] = (
-        1.0 if strictness else 0.0,
+        1.0 if agreement_power else 0.0,
         1.0,
     )  # who has no label is in doubt by any measure
-    torch.testing.assert_close(known.doubt, wanted, rtol=0, atol=0.02)
+    torch.testing.assert_close(known.uncertainty, wanted, rtol=0, atol=0.02)
 
 
 def test_how_classes_are_labeled_is_counted_where_belief_is_sure():
-    objective = Nearsay(k=1, start_epoch=0)
-    memory = objective.memory(4, 2, 1)
+    objective = NeighborVote(k=1, start_epoch=0)
+    memory = objective.init_state(4, 2, 1)
     belief = torch.tensor([[0.95, 0.05], [0.95, 0.05], [0.6, 0.4], [0.05, 0.95]])
     given = torch.tensor(
         [[1.0, 0.0], [0.0, 3.0], [0.0, 1.0], [0.0, 0.0]]
@@ -317,8 +317,8 @@ def test_how_classes_are_labeled_is_counted_where_belief_is_sure():
 
 
 def test_a_rare_class_is_taught_as_much_as_the_others_within_a_factor_of_five():
-    objective = Nearsay(k=10, start_epoch=0)
-    memory = objective.memory(N, 2, 2)
+    objective = NeighborVote(k=10, start_epoch=0)
+    memory = objective.init_state(N, 2, 2)
     for share, wanted in ((0.25, 0.5 / 0.25), (0.01, 5.0)):
         memory["shares"] = torch.tensor([1 - share, share])
         factors = objective._balance(
@@ -335,7 +335,7 @@ def test_a_belief_that_is_not_sure_replaces_nothing():
     wrong = torch.tensor([3, 8, 20])
     _, given, _ = clusters(wrong)
     _, labels, loss = believed(
-        Nearsay(k=10, start_epoch=0), wrong, lambda truth: 0.5 * one_hot(truth, 2)
+        NeighborVote(k=10, start_epoch=0), wrong, lambda truth: 0.5 * one_hot(truth, 2)
     )
     assert torch.equal(labels, one_hot(given, 2))
     assert loss.terms["sure"] == 0
@@ -343,7 +343,10 @@ def test_a_belief_that_is_not_sure_replaces_nothing():
 
 @pytest.mark.parametrize(
     ("without", "idle"),
-    [({"strictness": 0.0}, {"kinship": 0.0}), ({"sure": 1.0}, {"label_power": 0.0})],
+    [
+        ({"agreement_power": 0.0}, {"relation_weight": 0.0}),
+        ({"threshold": 1.0}, {"label_power": 0.0}),
+    ],
 )
 def test_what_needs_a_part_goes_with_it(
     without, idle
@@ -367,11 +370,11 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
         match=r"teacher=Outputs\(features, logits\) of averaged weights.*self_taught=True",
     ):
         OBJECTIVE(outputs, replace(batch, teacher=None), torch.tensor(0.0), make_memory(), "labels")
-    other = OBJECTIVE.memory(N, C, D + 1)
+    other = OBJECTIVE.init_state(N, C, D + 1)
     message = rf"features \({len(batch.indices)}, {D}\) of the teacher must be {len(batch.indices)} rows of the {D + 1} that"
     with pytest.raises(ValueError, match=message):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), other, "labels")
-    torch.testing.assert_close(other, OBJECTIVE.memory(N, C, D + 1))
+    torch.testing.assert_close(other, OBJECTIVE.init_state(N, C, D + 1))
     with pytest.raises(ValueError, match="finds no beliefs of 4 classes in its memory"):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), {}, "labels")
     outside = batch.indices.where(batch.indices != batch.indices[0], N)
@@ -381,7 +384,7 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
         OBJECTIVE(
             outputs, replace(batch, indices=outside), torch.tensor(0.0), make_memory(), "labels"
         )
-    with pytest.raises(ValueError, match="stage='ncr'"):
+    with pytest.raises(ValueError, match="phase='ncr'"):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), make_memory(), "ncr")
 
 
@@ -391,18 +394,18 @@ def test_it_needs_a_teacher_and_a_stage_of_its_own():
         "k",
         "start_epoch",
         "similarity_temperature",
-        "strictness",
+        "agreement_power",
         "momentum",
-        "sure",
+        "threshold",
         "label_power",
         "strong",
-        "closeness",
-        "kinship",
+        "feature_weight",
+        "relation_weight",
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(field):
     with pytest.raises(ValueError, match=field):
-        Nearsay(**{field: -1})
+        NeighborVote(**{field: -1})
 
 
 @pytest.mark.parametrize("part", ["features", "logits"])

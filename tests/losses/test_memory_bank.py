@@ -19,7 +19,7 @@ def batch_of(indices, views=1):
 
 def test_a_queue_keeps_the_latest_rows_and_forgets_the_oldest():
     bank = Bank(size=7)
-    memory = bank.memory(100, 4, 5)
+    memory = bank.init_state(100, 4, 5)
     pointers = {name: tensor.data_ptr() for name, tensor in memory.items()}
     for step in range(3):
         bank.write(memory, rows(3, step), torch.arange(3 * step, 3 * step + 3))
@@ -34,7 +34,7 @@ def test_a_queue_keeps_the_latest_rows_and_forgets_the_oldest():
 
 def test_a_bank_of_examples_keeps_the_latest_row_of_each():
     bank = Bank(kind="examples")
-    memory = bank.memory(10, 4, 5)
+    memory = bank.init_state(10, 4, 5)
     bank.write(memory, rows(3, 0), torch.tensor([4, 9, 2]))
     bank.write(memory, rows(3, 1), torch.tensor([9, 0, 4]))
     assert memory["indices"].tolist() == [0, -1, 2, -1, 4, -1, -1, -1, -1, 9, -1]
@@ -45,7 +45,7 @@ def test_a_bank_of_examples_keeps_the_latest_row_of_each():
 @pytest.mark.parametrize("kind", ["queue", "examples"])
 def test_padding_later_views_and_copies_are_not_kept(kind):
     bank = Bank(kind=kind, size=8)
-    memory = bank.memory(10, 4, 5)
+    memory = bank.init_state(10, 4, 5)
     outputs = rows(6, 0)
     outputs.features[1] = torch.nan
     bank.write(memory, outputs, torch.tensor([3, -1, 5, 3, 5, 6]))
@@ -59,7 +59,7 @@ def test_padding_later_views_and_copies_are_not_kept(kind):
 @pytest.mark.parametrize("kind", ["queue", "examples"])
 def test_the_bank_is_searched_without_the_examples_at_hand(kind):
     bank = Bank(kind=kind, size=8)
-    memory = bank.memory(10, 4, 5)
+    memory = bank.init_state(10, 4, 5)
     bank.write(memory, rows(4, 0), torch.tensor([1, 3, 5, 7]))
     _, _, indices = bank.search(memory, torch.tensor([5, -1, 2, 1]))
     assert sorted(indices[indices >= 0].tolist()) == [3, 7]
@@ -71,7 +71,7 @@ def test_a_small_batch_finds_the_neighbors_of_a_large_one(bank):
     """Two halves of a batch, one after the other, see what the whole batch sees: values of a frozen network agree."""
     outputs, indices = rows(40, 0), torch.arange(40)
     objective = NCR(alpha=1.0, k=5, bank=bank)
-    memory = objective.memory(40, 4, 5)
+    memory = objective.init_state(40, 4, 5)
     bank_memory = {name.removeprefix("bank."): tensor for name, tensor in memory.items()}
     bank.write(bank_memory, outputs, indices)
     whole = ncr(outputs.logits, outputs.features, indices, k=5, reduction="none")
@@ -91,7 +91,7 @@ def test_a_small_batch_finds_the_neighbors_of_a_large_one(bank):
 def test_the_first_step_with_an_empty_bank_is_the_step_without():
     outputs, indices = rows(20, 0), torch.arange(20)
     objective = NCR(alpha=1.0, k=5, bank=Bank(size=30))
-    memory = objective.memory(40, 4, 5)
+    memory = objective.init_state(40, 4, 5)
     loss = objective(
         outputs, batch_of(indices), torch.tensor(0.0), memory, "ncr/cross_entropy"
     ).total
@@ -101,8 +101,8 @@ def test_the_first_step_with_an_empty_bank_is_the_step_without():
 def test_the_bank_fills_before_the_term_begins():
     outputs, indices = rows(20, 0), torch.arange(20)
     objective = NCR(start_epoch=5.0, k=5, bank=Bank(size=30))
-    memory = objective.memory(40, 4, 5)
-    objective(outputs, batch_of(indices), torch.tensor(0.0), memory, objective.stage(0.0, memory))
+    memory = objective.init_state(40, 4, 5)
+    objective(outputs, batch_of(indices), torch.tensor(0.0), memory, objective.phase(0.0, memory))
     assert memory["bank.indices"][:20].tolist() == list(range(20))
 
 
@@ -110,7 +110,7 @@ def test_writing_does_not_disturb_a_backward_pass_to_come():
     outputs = rows(20, 0)
     leaves = Outputs(*(tensor.clone().requires_grad_() for tensor in outputs))
     objective = NCR(alpha=1.0, k=5, bank=Bank(size=30))
-    memory = objective.memory(40, 4, 5)
+    memory = objective.init_state(40, 4, 5)
     objective(
         rows(20, 1), batch_of(torch.arange(20, 40)), torch.tensor(0.0), memory, "ncr/cross_entropy"
     )
@@ -147,14 +147,14 @@ def test_bad_choices_are_named(change, words):
 def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     bank = Bank(size=3)
     objective = NCR(k=2, base=ELR(), bank=bank)
-    memory = objective.memory(10, 4, 5)
+    memory = objective.init_state(10, 4, 5)
     before = {name: tensor.clone() for name, tensor in memory.items()}
     with pytest.raises(ValueError, match="size=3 cannot hold a batch of 4 rows"):
         objective(rows(4, 0), batch_of(torch.arange(4)), torch.tensor(0.0), memory, "ncr/elr")
     assert_close(memory, before)  # refused before anything was written
     objective(rows(3, 0), batch_of(torch.arange(3)), torch.tensor(0.0), memory, "ncr/elr")
     assert sorted(memory["bank.indices"][:3].tolist()) == [0, 1, 2]  # as many as it holds are held
-    for wrong in ({}, NCR(bank=Bank(size=4)).memory(10, 4, 5)):
+    for wrong in ({}, NCR(bank=Bank(size=4)).init_state(10, 4, 5)):
         with pytest.raises(ValueError, match=r"not that of Bank\(kind='queue', size=3\)"):
             objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), wrong, "ncr/elr")
     for sizes, words in (
@@ -166,16 +166,16 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
                 rows(2, 0),
                 batch_of(torch.arange(2)),
                 torch.tensor(0.0),
-                objective.memory(*sizes),
+                objective.init_state(*sizes),
                 "base/elr",
             )
     with pytest.raises(ValueError, match='start_epoch="auto" finds no agreement'):
-        NCR(start_epoch="auto").stage(0.0, {})
+        NCR(start_epoch="auto").phase(0.0, {})
     bank = Bank(kind="examples")
     with pytest.raises(
         ValueError, match="index 10 is not among the 10 examples the memory was made for"
     ):
-        bank.write(bank.memory(10, 4, 5), rows(2, 0), torch.tensor([3, 10]))
+        bank.write(bank.init_state(10, 4, 5), rows(2, 0), torch.tensor([3, 10]))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
 @pytest.mark.parametrize("start_epoch", [0, 5])
 def test_an_index_that_can_be_nobody_is_refused_before_it_is_kept(bank, words, start_epoch):
     objective = NCR(k=2, start_epoch=start_epoch, bank=bank)
-    memory = objective.memory(10, 4, 5)
+    memory = objective.init_state(10, 4, 5)
     before = {name: tensor.clone() for name, tensor in memory.items()}
     with pytest.raises(ValueError, match=words):
         objective(
@@ -197,7 +197,7 @@ def test_an_index_that_can_be_nobody_is_refused_before_it_is_kept(bank, words, s
             batch_of(torch.arange(8) - 5),
             torch.tensor(0.0),
             memory,
-            objective.stage(0.0, memory),
+            objective.phase(0.0, memory),
         )
     assert_close(memory, before)
 
@@ -206,7 +206,7 @@ def test_an_index_that_can_be_nobody_is_refused_before_it_is_kept(bank, words, s
 @pytest.mark.parametrize("kind", ["queue", "examples"])
 def test_a_memory_that_lacks_a_part_is_refused(kind, name):
     objective = NCR(k=2, bank=Bank(kind=kind))
-    memory = objective.memory(10, 4, 5)
+    memory = objective.init_state(10, 4, 5)
     del memory[f"bank.{name}"]
     with pytest.raises(
         ValueError, match=rf"the memory is not that of Bank\(kind='{kind}', .*; make it with"
@@ -218,7 +218,7 @@ def test_a_memory_that_lacks_a_part_is_refused(kind, name):
 
 def test_what_is_not_finite_does_not_stay_in_memory():
     objective = NCR(alpha=0.5, k=3, base=ELR(), bank=Bank(size=30))
-    memory = objective.memory(40, 4, 5)
+    memory = objective.init_state(40, 4, 5)
     bad = rows(20, 0)
     bad.logits[3, 1] = torch.nan
     bad.features[7, 2] = torch.inf
