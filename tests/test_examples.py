@@ -31,10 +31,6 @@ def blocks(text: str, language: str) -> list[str]:
     return [block for name, block in found if name == language]
 
 
-def without_blocks(text: str) -> str:
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture
 def one_thread():
     threads = torch.get_num_threads()
@@ -130,14 +126,6 @@ def test_the_two_networks_of_the_page_about_loops_learn():
         assert (network(inputs).logits.argmax(dim=1) == indices % 4).float().mean() > 0.85
         assert average.n_averaged == 20
     assert all(memory["base.averages"][:512].sum(dim=1).min() > 0.5 for memory in names["memories"])
-
-
-def test_the_loop_of_the_readme_is_that_of_the_example():
-    example = [line.strip() for line in read("examples/loop.py").splitlines()]
-    [shown] = [block for block in blocks(read("README.md"), "python") if "nearsay.ncr(" in block]
-    lines = [line.strip() for line in shown.splitlines() if line and not line.startswith("import ")]
-    start = example.index(lines[0])
-    assert example[start : start + len(lines)] == lines
 
 
 def test_the_code_of_the_contributors_guide_runs():
@@ -287,29 +275,6 @@ def test_the_example_on_text_tells_what_it_does(capsys):
     with pytest.raises(SystemExit, match="0"):
         text.main(["--help"])
     assert "majority vote of weak rules" in capsys.readouterr().out
-
-
-def test_what_the_method_page_quotes_stands_in_the_file_it_names():
-    """A line of links names a file; what is quoted after it, up to the next such line, must stand there."""
-    text = read("docs/method.md")
-    chunks = re.split(r"^\[[^\]]+\]\(\.\./(src/[^)]+)\)", text, flags=re.MULTILINE)
-    cited = list(zip(chunks[1::2], chunks[2::2], strict=True))
-    assert len(cited) >= 15
-    missing = []
-    for path, chunk in cited:
-        source = read(path)
-        quoted = re.findall(r"`([^`\n]+)`", chunk.splitlines()[0])
-        quoted += [line.strip() for block in blocks(chunk, "python") for line in block.splitlines()]
-        assert quoted, f"{path} is named without a quotation"
-        missing += [f"{path}: {line}" for line in quoted if line not in source]
-    assert missing == []
-
-
-def test_names_on_the_method_page_stand_somewhere_in_the_source():
-    source = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
-    names = re.findall(r"`([^`\n]+)`", without_blocks(read("docs/method.md")))
-    known = source + 'implementation="plain" torch.distributed'
-    assert [name for name in names if name not in known] == []
 
 
 def test_at_a_high_temperature_ncr_compares_centered_logits():
