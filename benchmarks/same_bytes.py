@@ -65,7 +65,9 @@ Record = dict[str, dict[str, str]]  # what it is of -> name -> SHA-256
 
 def main() -> int:
     """Record or compare; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     act = parser.add_mutually_exclusive_group(required=True)
     act.add_argument("--record", type=Path, metavar="DIR", help="a new folder for runs and hashes")
     act.add_argument("--against", metavar="REV", help="a commit to compare this tree with")
@@ -107,9 +109,13 @@ def record(folder: Path) -> None:
 def nearsay(*words: str) -> str:
     """What the command prints; RuntimeError if it fails."""
     command = [sys.executable, "-m", "nearsay", *words]
-    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    told = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     if told.returncode:
-        raise RuntimeError(f"nearsay {' '.join(words)} ended with {told.returncode}: {told.stderr.strip()}")
+        raise RuntimeError(
+            f"nearsay {' '.join(words)} ended with {told.returncode}: {told.stderr.strip()}"
+        )
     return told.stdout
 
 
@@ -243,7 +249,9 @@ def hash_object(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         elif isinstance(value, tuple | list) and all(isinstance(each, str) for each in value):
             yield name, hash_json(list(value))
         elif value is not None:
-            raise ValueError(f"{name} must be an array, a number or names, got {type(value).__name__}.")
+            raise ValueError(
+                f"{name} must be an array, a number or names, got {type(value).__name__}."
+            )
         return
     for key, part in parts.items():
         yield from hash_object(part, f"{name}.{key}" if name else str(key))
@@ -255,7 +263,9 @@ def against(revision: str) -> int:
         folder = Path(name)
         git = ["git", "-C", str(ROOT), "worktree"]
         made = subprocess.run(
-            [*git, "add", "--quiet", "--detach", str(folder / "tree"), revision], capture_output=True, text=True
+            [*git, "add", "--quiet", "--detach", str(folder / "tree"), revision],
+            capture_output=True,
+            text=True,
         )
         if made.returncode:
             raise ValueError(f"--against must be a commit, got {revision!r}: {made.stderr.strip()}")
@@ -270,14 +280,18 @@ def against(revision: str) -> int:
         for side, process, text in zip((revision, "this tree"), processes, told, strict=True):
             if process.returncode:
                 raise RuntimeError(f"{side} cannot be recorded: {text.strip().splitlines()[-1]}")
-        records = [json.loads((folder / side / FILE).read_text("utf-8")) for side in ("before", "after")]
+        records = [
+            json.loads((folder / side / FILE).read_text("utf-8")) for side in ("before", "after")
+        ]
     return compare(*records)
 
 
 def _check_import(tree: Path, folder: Path) -> None:
     """See that Python takes the nearsay of the tree, and not one that is installed."""
     ask = [sys.executable, "-c", "import nearsay; print(nearsay.__file__)"]
-    place = subprocess.run(ask, env=_environment(tree), cwd=folder, capture_output=True, text=True, check=True)
+    place = subprocess.run(
+        ask, env=_environment(tree), cwd=folder, capture_output=True, text=True, check=True
+    )
     if not Path(place.stdout.strip()).resolve().is_relative_to(tree.resolve()):
         raise RuntimeError(f"nearsay must be imported from {tree}, got {place.stdout.strip()}.")
 
@@ -286,7 +300,9 @@ def _start(tree: Path, side: Path) -> "subprocess.Popen[str]":
     """A process that records with the code of a tree."""
     command = [sys.executable, str(Path(__file__).resolve()), "--record", str(side)]
     pipe, errors = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(command, env=_environment(tree), cwd=side.parent, stdout=pipe, stderr=errors, text=True)
+    return subprocess.Popen(
+        command, env=_environment(tree), cwd=side.parent, stdout=pipe, stderr=errors, text=True
+    )
 
 
 def _environment(tree: Path) -> dict[str, str]:
@@ -298,7 +314,10 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
     if before["versions"] != after["versions"]:
         print(f"note: the libraries differ: {before['versions']}, {after['versions']}")
     mine, others = before["sha256"], after["sha256"]
-    verdicts = {what: judge(mine.get(what, {}), others.get(what, {})) for what in dict.fromkeys((*mine, *others))}
+    verdicts = {
+        what: judge(mine.get(what, {}), others.get(what, {}))
+        for what in dict.fromkeys((*mine, *others))
+    }
     width = max(map(len, verdicts), default=0)
     print(f"{'what':{width}} | same")
     for what, (_, text) in verdicts.items():
@@ -324,7 +343,9 @@ def judge(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[bool, st
             gone.remove(name)
             new.remove(twin)
     problems = {"differ": changed, "only before": gone, "only after": new}
-    told = [f"{len(names)} {problem}: {_some(names)}" for problem, names in problems.items() if names]
+    told = [
+        f"{len(names)} {problem}: {_some(names)}" for problem, names in problems.items() if names
+    ]
     if told:
         return False, f"NO, of {len(before)}: {'; '.join(told)}"
     names = [f"{name} -> {twin}" for name, twin in renamed.items()]

@@ -19,7 +19,11 @@ def both(capsys, before, after):
 def test_equal_hashes_are_the_same(capsys):
     code, told = both(capsys, {"a": "1", "b": "2"}, {"b": "2", "a": "1"})
     assert code == 0
-    assert told.splitlines() == ["what         | same", "run: weights | yes, 2", "all 1 are the same"]
+    assert told.splitlines() == [
+        "what         | same",
+        "run: weights | yes, 2",
+        "all 1 are the same",
+    ]
 
 
 def test_another_hash_differs_and_is_named(capsys):
@@ -28,7 +32,9 @@ def test_another_hash_differs_and_is_named(capsys):
     assert "run: weights | NO, of 2: 1 differ: b" in told
 
 
-@pytest.mark.parametrize(("before", "after"), [({"a": "1", "b": "2"}, {"a": "1"}), ({"a": "1"}, {"a": "1", "b": "2"})])
+@pytest.mark.parametrize(
+    ("before", "after"), [({"a": "1", "b": "2"}, {"a": "1"}), ({"a": "1"}, {"a": "1", "b": "2"})]
+)
 def test_what_only_one_record_has_differs(capsys, before, after):
     assert both(capsys, before, after)[0] == 1
     assert not benchmark.judge({}, {"a": "1"})[0]
@@ -54,7 +60,9 @@ def test_a_hash_is_of_values_type_and_shape():
 
 
 def test_the_log_is_compared_by_columns_without_times():
-    log = '{"epoch": 1.0, "loss": 0.1, "seconds": 3}\n{"epoch": 2.0, "loss": 0.2, "accuracy": 0.5}\n'
+    log = (
+        '{"epoch": 1.0, "loss": 0.1, "seconds": 3}\n{"epoch": 2.0, "loss": 0.2, "accuracy": 0.5}\n'
+    )
     hashes = benchmark.hash_log(log)
     assert hashes.keys() == {"epoch", "loss", "accuracy"}
     changed = benchmark.hash_log(log.replace("0.2", "0.20000000000000004"))
@@ -62,11 +70,22 @@ def test_the_log_is_compared_by_columns_without_times():
 
 
 def test_numbers_of_json_are_compared_and_names_and_texts_are_not():
-    tree = {"pairs": [{"given": "cat", "share": 0.5}], "doubt": "text", "versions": {"torch": 2}, "none": None}
+    tree = {
+        "pairs": [{"given": "cat", "share": 0.5}],
+        "doubt": "text",
+        "versions": {"torch": 2},
+        "none": None,
+    }
     hashes = benchmark.hash_numbers(tree)
     assert hashes.keys() == {"pairs", "none"}
-    assert benchmark.hash_numbers({"pairs": [{"label": "dog", "part": 0.5}]})["pairs"] == hashes["pairs"]
-    assert benchmark.hash_numbers({"pairs": [{"given": "cat", "share": 0.25}]})["pairs"] != hashes["pairs"]
+    assert (
+        benchmark.hash_numbers({"pairs": [{"label": "dog", "part": 0.5}]})["pairs"]
+        == hashes["pairs"]
+    )
+    assert (
+        benchmark.hash_numbers({"pairs": [{"given": "cat", "share": 0.25}]})["pairs"]
+        != hashes["pairs"]
+    )
 
 
 def test_a_table_is_compared_below_its_header():
@@ -78,7 +97,9 @@ def test_a_table_is_compared_below_its_header():
 
 
 def test_arrays_are_found_in_tuples_and_mappings():
-    found = dict(benchmark.hash_object({"parts": {"a": torch.ones(2)}, "rate": 0.5, "nothing": None}))
+    found = dict(
+        benchmark.hash_object({"parts": {"a": torch.ones(2)}, "rate": 0.5, "nothing": None})
+    )
     assert found.keys() == {"parts.a", "rate"}
     with pytest.raises(ValueError, match="rate"):
         dict(benchmark.hash_object({"rate": object()}))

@@ -20,9 +20,9 @@ OLD = Path(__file__).parent / "old_runs"
 # made with are in its experiment.json and in the README.
 WORDS = {
     "digits-nearsay": (
-        "digits method=nearsay noise=0.2 epochs=30 seed=3 --set data.test_share=0.8 --set backbone.width=1 "
+        "digits method=neighbor-vote noise=0.2 epochs=30 seed=3 --set data.test_share=0.8 --set backbone.width=1 "
         "--set batch_size=24 --set averaging=0.9 --set mixup.alpha=0.2 --set augment.second.1.magnitude=2 "
-        "--set objective.k=10 --set objective.strictness=3 --set objective.sure=0.4 "
+        "--set objective.k=10 --set objective.agreement_power=3 --set objective.threshold=0.4 "
         "--set optimizer.lr=0.03 --set optimizer.weight_decay=0"
     ),
     "toy-two-networks": (
@@ -83,7 +83,9 @@ def nearsay(monkeypatch, capsys):
 
 
 def train(nearsay, run):
-    return nearsay("train", *WORDS[run.name].split(), "--device", "cpu", "--out", run, "--quiet", "--json")
+    return nearsay(
+        "train", *WORDS[run.name].split(), "--device", "cpu", "--out", run, "--quiet", "--json"
+    )
 
 
 def inputs_for(name):
@@ -91,10 +93,14 @@ def inputs_for(name):
     if name == "digits-nearsay":
         Path("pictures").mkdir()
         for number, image in enumerate(load_digits().images[:20]):
-            Image.fromarray((15 * image).astype(np.uint8)).convert("RGB").save(f"pictures/{number:02}.png")
+            Image.fromarray((15 * image).astype(np.uint8)).convert("RGB").save(
+                f"pictures/{number:02}.png"
+            )
         return "pictures"
     if name == "toy-two-networks":
-        np.save("rows.npy", 2 * np.random.RandomState(0).standard_normal((20, 16)).astype(np.float32))
+        np.save(
+            "rows.npy", 2 * np.random.RandomState(0).standard_normal((20, 16)).astype(np.float32)
+        )
         return "rows.npy"
     return "features.npz"
 
@@ -112,7 +118,11 @@ def test_an_old_run_is_evaluated_to_the_same_numbers(folder, nearsay):
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_an_old_run_is_audited_to_the_same_numbers(folder, nearsay):
     told = json.loads(nearsay("audit", folder, "--json", "--no-report", "--device", "cpu"))
-    found = (told["num_issues"], told["noise_rate"]["estimate"], told["detection"]["score"]["auroc"])
+    found = (
+        told["num_issues"],
+        told["noise_rate"]["estimate"],
+        told["detection"]["score"]["auroc"],
+    )
     assert found == pytest.approx(AUDITED[folder.name], abs=5e-5)
     with open(folder / "audit.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == told["num_examples"]
@@ -120,7 +130,11 @@ def test_an_old_run_is_audited_to_the_same_numbers(folder, nearsay):
 
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_an_old_run_labels_new_inputs_as_it_did(folder, nearsay):
-    rows = list(csv.DictReader(nearsay("predict", folder, inputs_for(folder.name), "--device", "cpu").splitlines()))
+    rows = list(
+        csv.DictReader(
+            nearsay("predict", folder, inputs_for(folder.name), "--device", "cpu").splitlines()
+        )
+    )
     assert "".join(row["label"][0] for row in rows[:20]) == PREDICTED[folder.name]
     assert not any(row["error"] for row in rows)
 
@@ -137,13 +151,19 @@ def test_the_weights_of_an_old_run_are_exported(folder, nearsay):
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_a_finished_old_run_only_tells_its_result_again(folder, nearsay):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert json.loads(train(nearsay, folder))["accuracy"] == json.loads(before[folder / "result.json"])["accuracy"]
+    assert (
+        json.loads(train(nearsay, folder))["accuracy"]
+        == json.loads(before[folder / "result.json"])["accuracy"]
+    )
     assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_an_unfinished_old_run_goes_on_to_the_same_result(folder, nearsay):
-    result, log = json.loads((folder / "result.json").read_bytes()), (folder / "log.jsonl").read_text("utf-8")
+    result, log = (
+        json.loads((folder / "result.json").read_bytes()),
+        (folder / "log.jsonl").read_text("utf-8"),
+    )
     weights = load_file(folder / "model.safetensors")
     for name in ("result.json", "model.safetensors", "dynamics.safetensors"):
         (folder / name).unlink()
@@ -152,13 +172,18 @@ def test_an_unfinished_old_run_goes_on_to_the_same_result(folder, nearsay):
     kept = json.loads((checkpoint / "state.json").read_bytes())["log_end"]
     train(nearsay, folder)
     # On the machine that made them all of this is equal; another one may round otherwise.
-    ended, lines = json.loads((folder / "result.json").read_bytes()), (folder / "log.jsonl").read_text("utf-8")
+    ended, lines = (
+        json.loads((folder / "result.json").read_bytes()),
+        (folder / "log.jsonl").read_text("utf-8"),
+    )
     assert ended["steps"] == result["steps"]
     for split, accuracy in result["accuracy"].items():
         assert ended["accuracy"][split] == pytest.approx(accuracy, abs=0.01)
     assert lines[:kept] == log[:kept]
     for new, old in zip(lines.splitlines(), log.splitlines(), strict=True):
-        terms = zip(json.loads(new).values(), json.loads(old).values(), strict=True)  # names may change
+        terms = zip(
+            json.loads(new).values(), json.loads(old).values(), strict=True
+        )  # names may change
         assert all(term == pytest.approx(known, rel=1e-3, abs=1e-3) for term, known in terms), new
     others = load_file(folder / "model.safetensors")
     assert weights.keys() == others.keys()
@@ -177,4 +202,6 @@ def test_old_runs_are_small_and_name_no_folder_of_the_machine_that_made_them():
     contents = [path.read_bytes() for path in OLD.rglob("*") if path.is_file()]
     assert max(map(len, contents)) < 150_000
     assert sum(map(len, contents)) < 400_000
-    assert not any(word in content for content in contents for word in (b"/tmp/", b"/home/", b"/root/"))
+    assert not any(
+        word in content for content in contents for word in (b"/tmp/", b"/home/", b"/root/")
+    )
