@@ -4,7 +4,7 @@ Importing this does not import torch, and a wrong recipe name is refused without
 complaint is a ConfigError of one sentence that says what exists.
 """
 
-from nearsay.config.aliases import current_record
+from nearsay.config.aliases import current_record, current_terms
 from nearsay.config.calling import (
     FILES,
     Call,
@@ -25,6 +25,7 @@ __all__ = [
     "apply_overrides",
     "call_recipe",
     "current_record",
+    "current_terms",
     "differences",
     "from_origin",
     "left_behind",

@@ -1,7 +1,7 @@
 """Names that earlier versions wrote into run folders, and what they are called now."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _METHODS = {"nearsay": "neighbor-vote"}
@@ -12,6 +12,7 @@ _FIELDS = {
     "strictness": "agreement_power",
     "sure": "threshold",
 }
+_TERMS = {"strange": "relational"}  # of a loss, in a checkpoint and in the log
 _MODULES = {
     "augment": "transforms",
     "core": "batch",
@@ -41,6 +42,11 @@ def current_record(record: Any) -> Any:
 def current_source(source: str) -> str:
     """The text of a recorded recipe with the modules of nearsay where they are now."""
     return _OLD_MODULE.sub(lambda found: f"nearsay.{_MODULES[found[1]]}", source)
+
+
+def current_terms(names: Sequence[str]) -> list[str]:
+    """The names of what a checkpoint has summed up for the log."""
+    return [_TERMS.get(name, name) for name in names]
 
 
 def _current_override(change: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from nearsay import __version__, distributed, metrics, optim
+from nearsay import __version__, config, distributed, metrics, optim
 from nearsay.batch import Files, Predictions
 from nearsay.data.loader import Lost
 from nearsay.errors import BAD_DATA, BadImage, NotFinite, RunError, Stopped
@@ -248,7 +248,7 @@ class _Training:
             if self.run is not None:
                 self.run.cut_log(0)  # of a run that ended before its first checkpoint
             return 0
-        self.step.begin_sums(state["sums"])
+        self.step.begin_sums(config.current_terms(state["sums"]))
         if self.run is not None and found is not None:
             for damaged in found.damaged:
                 self.display.note(
