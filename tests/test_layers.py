@@ -18,8 +18,7 @@ FACE = "__init__.py"
 FLOORS = [  # from the top; a module imports only from floors below its own
     ["__main__"],  # nothing but a call of cli
     ["cli"],  # 8
-    ["results"],  # 7b
-    ["reproduce", "commands", "adapters"],  # 7a
+    ["reproduce", "commands", "adapters"],  # 7
     ["sweep", "export", "report", "review", "estimator", "progress"],  # 6
     ["train"],  # 5
     ["trained", "failures", "feeding"],  # 4b

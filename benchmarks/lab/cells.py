@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from lab.record import Record, device_seconds
+from lab.run_queue import Wanted
 from nearsay.report.groups import Spread, spread
-from nearsay.results.queue import Wanted
-from nearsay.results.record import Record, device_seconds
 
 NOT_RUN = "not run"
 NOTHING = "–"

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from nearsay.results.numbers import NOTHING, Numbers, difference, table
-from nearsay.results.queue import BY_KEY, Column, Wanted
-from nearsay.results.record import as_wanted
+from lab.cells import NOTHING, Numbers, difference, table
+from lab.record import as_wanted
+from lab.run_queue import BY_KEY, Column, Wanted
 
 
 def section(numbers: Numbers, wanted: Sequence[Wanted]) -> list[str]:

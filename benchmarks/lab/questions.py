@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nearsay.recipes.cifar10 import LEARNED
-from nearsay.report.groups import Spread
-from nearsay.results.numbers import NOTHING, Numbers, difference, table
-from nearsay.results.queue import (
+from lab.cells import NOTHING, Numbers, difference, table
+from lab.run_queue import (
     BY_KEY,
     OPEN_SET,
     OPEN_SET_METHODS,
@@ -22,6 +20,8 @@ from nearsay.results.queue import (
     leak,
     without,
 )
+from nearsay.recipes.cifar10 import LEARNED
+from nearsay.report.groups import Spread
 
 _STAGE_TITLES = {"alpha": "α, the weight of NCR", "k": "k, the neighbors", "e": "e, the epoch at which NCR starts"}
 

@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 
-from nearsay.results.record import device_seconds, read_records
+from lab.record import device_seconds, read_records
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -11,7 +11,7 @@ COLUMNS = {2: "symmetric-40", 3: "human-worse"}
 def rows():
     """The rows of the README's table that are ours, cell by cell, and the recorded runs of each of its columns."""
     lines = README.split("| test accuracy after the last epoch, %")[1].splitlines()[2:]
-    records = sorted(read_records(ROOT / "results").values(), key=lambda each: each["seed"])
+    records = sorted(read_records(ROOT / "benchmarks" / "records").values(), key=lambda each: each["seed"])
     for cells in (line.strip("| ").split(" | ") for line in lines[: lines.index("")]):
         if not cells[0].startswith("`"):
             continue
@@ -52,7 +52,7 @@ def test_what_the_readme_says_of_100_epochs_is_recorded():
         README,
     ).groups()
     kinds = ("symmetric-80", "symmetric-90", "asymmetric-40", "human-aggre")
-    records = read_records(ROOT / "results")
+    records = read_records(ROOT / "benchmarks" / "records")
     runs = [records[f"short-{kind}-nearsay-seed-0"] for kind in kinds]
     minutes = sum(device_seconds(run) for run in runs) / len(runs) / 60
     found = [f"{100 * run['accuracy']['test']['final']:.1f}" for run in runs]
@@ -64,7 +64,7 @@ def test_what_the_readme_says_of_audits_is_recorded():
     worst, aggregate = re.search(
         r"more suspicious than a right one\) of (\S+), each .* labels (\S+) \(100", README
     ).groups()
-    records = read_records(ROOT / "results")
+    records = read_records(ROOT / "benchmarks" / "records")
     names = [f"paper-human-worse-nearsay-seed-{seed}" for seed in range(3)]
     assert {worst} == {f"{records[name]['audit']['auroc']:.3f}".lstrip("0") for name in names}
     found = records["short-human-aggre-nearsay-seed-0"]["audit"]["auroc"]

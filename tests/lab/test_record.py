@@ -1,12 +1,12 @@
 import json
 
 import pytest
+from lab.cells import Numbers
+from lab.record import changed_since, check_queued, make_record, read_records, take
+from lab.run_queue import BY_KEY, Wanted, cell, queue
+from lab_runs import record, result
 
 from nearsay import config
-from nearsay.results.numbers import Numbers
-from nearsay.results.queue import BY_KEY, Wanted, cell, queue
-from nearsay.results.record import changed_since, check_queued, make_record, read_records, take
-from results.stand_in import record, result
 
 ONE = cell(BY_KEY["symmetric-40"], "ncr", tier="A")
 

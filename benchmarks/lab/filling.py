@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nearsay.results.numbers import NOT_RUN, Numbers
-from nearsay.results.queue import queue
-from nearsay.results.record import Record, as_wanted, device_seconds
+from lab.cells import NOT_RUN, Numbers
+from lab.record import Record, as_wanted, device_seconds
+from lab.run_queue import queue
 
 _REFERENCE = re.compile(r"\{([^{}]*)\}")
 _COUNTS = ("no seed", "one seed", "two seeds", "three seeds")
@@ -71,7 +71,7 @@ def _told(reference: str, numbers: Numbers) -> str:
         kinds = ", ".join((*_KINDS, "seeds"))
         raise ValueError(
             f"{{{reference}}} is no number of a run; write {{RUN KIND}} or {{RUN KIND - NUMBER}} with a name of "
-            f"results/ with or without its -seed-N for RUN, and for KIND one of {kinds}"
+            f"benchmarks/records/ with or without its -seed-N for RUN, and for KIND one of {kinds}"
         ) from error
     if found is None or than is None:
         return NOT_RUN

@@ -1,15 +1,18 @@
-"""Runs what is left of results/queue.json, one run after another, within a given time.
+"""Runs what is left of benchmarks/records/queue.json, one run after another, within a given time.
 
-    python benchmarks/cifar.py run --data data --labels data/CIFAR-10_human.pt --seconds 3600 --out out
-    python benchmarks/cifar.py take out/cifar.json --commit 1234abc
-    nearsay results
+    python benchmarks/lab/worker.py run --data data --labels data/CIFAR-10_human.pt --seconds 3600 --out out
+    python benchmarks/lab/worker.py take out/cifar.json --commit 1234abc
+    python benchmarks/lab/page.py
 
-`run` leaves out what results/ and its own folder of runs already have, unless the recipe has changed since. It starts
-no run that would not end in time, and goes on after one that fails. What it finds is in one file, so that it can work
-on another machine; `take` puts that file into results/, a small file for each run. All runs share one process, so that
-its imports and what the compiler keeps stay warm. Several such processes may work in one folder of runs and on one
-device, each on another run: they fill it better, most of all where NVIDIA's MPS runs. The record then says how long
-the run took, and how much of that was its share of the device.
+`run` leaves out what benchmarks/records/ and its own folder of runs already have, unless the recipe
+has changed since. It starts no run that would not end in time, and goes on after one that fails.
+Everything it finds is in one file, so it can work on another machine; `take` copies the records of
+that file into benchmarks/records/, one small file for each run. All runs share one process, so its
+imports and the compiler's caches stay warm.
+
+Several such processes may share one folder of runs and one device, each on another run. They fill
+the device better, most of all with NVIDIA's MPS. The record then says how long the run took, and
+how much of that was its share of the device.
 """
 
 import argparse
@@ -27,18 +30,21 @@ import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `lab` is found when this file is run
+
 import torch
 
+from lab.record import MERGED, device_seconds, make_record, read_records, take, unchanged, write_json
+from lab.run_queue import FILE, read_queue
 from nearsay import config
 from nearsay.commands.audit import audit_run
 from nearsay.experiment import Machine
 from nearsay.failures import INTERNAL, exit_code, explain
 from nearsay.host import Stopped, hardware
-from nearsay.results.queue import FILE, read_queue
-from nearsay.results.record import MERGED, device_seconds, make_record, read_records, take, unchanged, write_json
 from nearsay.train import train
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "benchmarks" / "records"
 OPTIONS = {"path": "data", "labels": "labels", "outside": "outside"}  # of arguments of the recipe
 AUDITED = "^(paper|short)-human-(aggre|worse)-"  # the runs of which docs/results.md tells what an audit finds
 LONGER = 1.08  # a run may take so many times as long as the longest like it
@@ -73,16 +79,16 @@ def _parse(words):
         "--keep", type=_expression, default="$^", help="a regular expression: run folders that stay once recorded"
     )
     run.add_argument("--audit", type=_expression, default=AUDITED, help="a regular expression: runs to audit as well")
-    run.add_argument("--queue", type=Path, default=ROOT / "results" / FILE)
-    run.add_argument("--results", type=Path, default=ROOT / "results", help="what is done; nothing is written there")
+    run.add_argument("--queue", type=Path, default=RECORDS / FILE)
+    run.add_argument("--records", type=Path, default=RECORDS, help="what is done; nothing is written there")
     run.add_argument("--again", action="store_true", help="also run what is done")
     run.add_argument("--list", action="store_true", help="print what is left, and run nothing")
     run.add_argument("--split", action="store_true", help="also start what will not end in time, to go on another time")
     run.add_argument("--commit", default="", help="of the code, where there is no git to ask")
     run.set_defaults(act=run_queue)
-    put = verbs.add_parser("take", help="put what was run elsewhere into results/")
+    put = verbs.add_parser("take", help="put what was run elsewhere into benchmarks/records/")
     put.add_argument("merged", type=Path, help=f"a {MERGED}")
-    put.add_argument("--results", type=Path, default=ROOT / "results")
+    put.add_argument("--records", type=Path, default=RECORDS)
     put.add_argument("--commit", default="", help="of the code that ran")
     put.add_argument("--replace", action="store_true", help="overwrite results that differ")
     put.set_defaults(act=take_merged)
@@ -109,7 +115,7 @@ def run_queue(arguments):
     deadline = time.monotonic() + arguments.seconds
     given = {key: getattr(arguments, option) for key, option in OPTIONS.items()}
     place = {key: str(path.expanduser().absolute()) for key, path in given.items() if path is not None}
-    recorded, sharing = read_records(arguments.results), arguments.runs / "sharing"
+    recorded, sharing = read_records(arguments.records), arguments.runs / "sharing"
     known = {name: recorded[name] for name in unchanged(recorded)}
     began, (here, failed) = time.time(), _found(arguments)
     done = set() if arguments.again else {*known, *unchanged(here)}
@@ -224,15 +230,16 @@ def expected(wanted, records):
 
 
 def take_merged(arguments):
-    """Put the records of a merged file into results/."""
+    """Put the records of a merged file into benchmarks/records/."""
     try:
         merged = json.loads(arguments.merged.read_text("utf-8"))
         records, failed = list(merged["records"]), dict(merged.get("failed", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         cure = f"give the {MERGED} that run has written into its --out"
         raise ValueError(f"{arguments.merged} is no file of this script: {error}; {cure}") from error
-    fresh = take(records, arguments.results, commit=arguments.commit, replace=arguments.replace)
-    print(f"{len(fresh)} of {len(records)} results are new in {arguments.results}; nearsay results makes the page.")
+    fresh = take(records, arguments.records, commit=arguments.commit, replace=arguments.replace)
+    print(f"{len(fresh)} of {len(records)} results are new in {arguments.records}.")
+    print("Write the page with python benchmarks/lab/page.py.")
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
     return 0

@@ -4,10 +4,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-
-from nearsay import cli
-from nearsay.results.page import make_page
-from nearsay.results.queue import (
+from lab.page import main, make_page, stale_files, write_results
+from lab.record import take
+from lab.run_queue import (
     BY_KEY,
     OPEN_SET,
     PARTS,
@@ -21,9 +20,7 @@ from nearsay.results.queue import (
     leak,
     without,
 )
-from nearsay.results.record import take
-from nearsay.results.writing import stale_files, write_results
-from results.stand_in import record
+from lab_runs import record
 
 ROOT = Path(__file__).parents[2]
 WORST, AGGREGATE = BY_KEY["human-worse"], BY_KEY["human-aggre"]
@@ -43,7 +40,7 @@ def lines(text, start, section=""):
 
 
 def test_the_page_of_the_project_is_what_its_files_make_of_it():
-    assert stale_files(ROOT / "results", ROOT / "docs" / "results.md") == []
+    assert stale_files(ROOT / "benchmarks" / "records", ROOT / "docs" / "results.md") == []
 
 
 def test_without_results_every_number_of_ours_reads_not_run(tmp_path):
@@ -297,7 +294,7 @@ def test_what_is_written_by_hand_is_taken_word_for_word(tmp_path):
 def test_a_file_that_is_no_text_is_named(tmp_path, capsys, name):
     take([record(cell(WORST, "ncr"))], tmp_path)
     (tmp_path / name).write_bytes(b"\xff\xfe")
-    assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
     assert f"{tmp_path / name} cannot be read" in capsys.readouterr().err
 
 
@@ -313,7 +310,7 @@ def test_a_record_that_cannot_be_shown_is_named(tmp_path, changes, capsys):
     made = {**record(cell(WORST, "ncr")), **changes}
     path = tmp_path / f"{made['name']}.json"
     path.write_text(json.dumps(made))
-    assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
     assert f"{path} is no record of a run: its " in capsys.readouterr().err
 
 
@@ -327,32 +324,32 @@ def test_a_page_that_is_no_text_is_written_again(tmp_path):
 def test_the_command_writes_page_and_queue_and_checks_them(tmp_path, capsys):
     folder, out = tmp_path / "results", tmp_path / "docs" / "page.md"
     take([record(cell(WORST, "ncr"))], folder)
-    words = ["results", "--results", str(folder), "--out", str(out)]
-    assert cli.main([*words, "--check"]) == 65
-    assert cli.main(words) == 0
-    assert cli.main([*words, "--check"]) == 0
+    words = ["--records", str(folder), "--out", str(out)]
+    assert main([*words, "--check"]) == 65
+    assert main(words) == 0
+    assert main([*words, "--check"]) == 0
     assert (folder / "queue.json").read_text().count('"done": true') == 1
     assert out.read_text() == make_page(folder)
     take([record(cell(WORST, "mixup"))], folder)
     assert {path.name for path in stale_files(folder, out)} == {"page.md", "queue.json"}
     assert write_results(folder, out) == [out, folder / "queue.json"]
-    assert "as the results make it" in capsys.readouterr().out
+    assert "is up to date" in capsys.readouterr().out
 
 
 def test_a_folder_without_results_takes_the_place_of_no_page(tmp_path, capsys):
     (tmp_path / "other").mkdir()
     (tmp_path / "page.md").write_text("The page of other results.\n")
     for more in ([], ["--check"]):
-        words = ["results", "--results", str(tmp_path / "other"), "--out", str(tmp_path / "page.md"), *more]
-        assert cli.main(words) == 65
-        assert "other holds no result; give the one" in capsys.readouterr().err
+        words = ["--records", str(tmp_path / "other"), "--out", str(tmp_path / "page.md"), *more]
+        assert main(words) == 65
+        assert "other holds no record" in capsys.readouterr().err
     assert (tmp_path / "page.md").read_text() == "The page of other results.\n"
     assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_a_missing_folder_is_named(tmp_path, capsys):
-    assert cli.main(["results", "--results", str(tmp_path / "none"), "--out", str(tmp_path / "page.md")]) == 65
-    assert "none is no folder of results" in capsys.readouterr().err
+    assert main(["--records", str(tmp_path / "none"), "--out", str(tmp_path / "page.md")]) == 65
+    assert "none holds no record" in capsys.readouterr().err
 
 
 def test_a_record_that_the_queue_has_otherwise_stops_the_page(tmp_path):

@@ -1,6 +1,6 @@
 """What rejecting the labels of foreign rows is worth: toy data, of which a share is replaced by other Gaussian classes.
 
-    python benchmarks/open_set.py
+    python benchmarks/lab/open_set.py
 
 Trains `nearsay train toy` by cross-entropy, by NCR and by NCR with `reject`, three seeds each, with `OpenSet` in place
 of the noise of the recipe, and prints mean and standard deviation of the final accuracy on the clean test set.

@@ -1,19 +1,32 @@
-"""The page of all results, made of the records and the queue; only the words of found.md and choices.md are typed."""
+"""Write docs/results.md and benchmarks/records/queue.json from the records of finished runs.
 
+    python benchmarks/lab/page.py           # write both files
+    python benchmarks/lab/page.py --check   # write nothing; exit with 65 if a file is not up to date
+
+All numbers come from the records. Only the texts of found.md and choices.md are written by hand.
+"""
+
+import argparse
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from nearsay.results import field, questions, variations
-from nearsay.results.field import CLEANLAB, LEAST_DETECTION, TARGETS
-from nearsay.results.filling import fill
-from nearsay.results.numbers import CHANGED, NOTHING, Numbers, check_doubles, difference, table
-from nearsay.results.queue import (
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `lab` is found when this file is run
+
+from lab import published as field
+from lab import questions, variations
+from lab.cells import CHANGED, NOTHING, Numbers, check_doubles, difference, table
+from lab.filling import fill
+from lab.published import CLEANLAB, LEAST_DETECTION, TARGETS
+from lab.record import Record, changed_since, check_queued, device_seconds, read_records, unchanged
+from lab.run_queue import (
     ASYMMETRIC,
     BY_KEY,
     COLUMNS,
     EPOCHS,
+    FILE,
     HUMAN,
     METHODS,
     PLACES,
@@ -24,9 +37,13 @@ from nearsay.results.queue import (
     Wanted,
     cell,
     queue,
+    write_queue,
 )
-from nearsay.results.record import Record, changed_since, check_queued, device_seconds, read_records
+from nearsay.failures import BAD_DATA, exit_code, explain
+from nearsay.run import write_whole
 
+RECORDS = Path(__file__).parents[1] / "records"
+PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 FOUND, CHOICES = "found.md", "choices.md"  # written by hand, but for the numbers of records
 _TIERS: dict[Tier, str] = {
     "A": "short, one seed: five methods under four kinds of noise",
@@ -50,8 +67,8 @@ def make_page(folder: Path) -> str:
     everything = Numbers(records=records, changed=frozenset(changed))
     blocks = [
         "# Results",
-        "Made by `nearsay results` from the files in [results](../results), one for each run, and not to be edited. "
-        'A cell without a run reads "not run".',
+        "Made by `python benchmarks/lab/page.py` from the files in [benchmarks/records](../benchmarks/records), one "
+        'for each run, and not to be edited. A cell without a run reads "not run".',
         *_rules(records),
         *_progress(wanted, records.keys() - changed.keys()),
         "## What was found, and what fell short",
@@ -116,8 +133,8 @@ def _progress(wanted: Sequence[Wanted], done: Set[str]) -> list[str]:
     return [
         "## What is done",
         table(header, rows, num_left=2),
-        "`python benchmarks/cifar.py run --data DIR --labels FILE` runs what is left of "
-        "[queue.json](../results/queue.json); started more than once, the processes share the work.",
+        "`python benchmarks/lab/worker.py run --data DIR --labels FILE` runs what is left of "
+        "[queue.json](../benchmarks/records/queue.json); started more than once, the processes share the work.",
     ]
 
 
@@ -291,3 +308,51 @@ def _run(record: Record) -> list[str]:
         f"{record['peak_memory_bytes'] / 2**30:.1f}",
         record["commit"] or NOTHING,
     ]
+
+
+def write_results(folder: Path, page: Path) -> list[Path]:
+    """Write the page of the records in `folder`, and the queue into it; returns the files that changed."""
+    stale = _stale(folder, page)
+    for path, content in stale.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    return list(stale)
+
+
+def stale_files(folder: Path, page: Path) -> list[Path]:
+    """The files that differ from what the records make of them; ValueError if `folder` holds no record."""
+    return list(_stale(folder, page))
+
+
+def _stale(folder: Path, page: Path) -> dict[Path, bytes]:
+    """The new content of the files that differ."""
+    if not any(folder.glob("*.json")):  # an empty page must not replace the page that is there
+        raise ValueError(f"{folder} holds no record of a run. Give the folder that `worker.py take` writes into.")
+    contents = {page: make_page(folder), folder / FILE: write_queue(queue(), unchanged(read_records(folder)))}
+    wanted = {path: text.encode() for path, text in contents.items()}
+    return {path: content for path, content in wanted.items() if not path.is_file() or path.read_bytes() != content}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write or check the page; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder with a file for each run")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
+    arguments = parser.parse_args(words)
+    try:
+        act = stale_files if arguments.check else write_results
+        changed = act(arguments.records, arguments.out)
+    except (OSError, ValueError) as error:
+        print(f"error: {explain(error, exit_code(error))}", file=sys.stderr)
+        return exit_code(error)
+    told = " and ".join(map(str, changed))
+    if arguments.check and changed:
+        print(f"{told} must be written again. Run python benchmarks/lab/page.py.")
+        return BAD_DATA
+    print(f"Wrote {told}." if changed else f"{arguments.out} is up to date.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
 import sys
 
-import open_set as benchmark
 import pytest
+from lab import open_set as benchmark
 
 from nearsay.noise import OpenSet
 

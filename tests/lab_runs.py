@@ -1,8 +1,9 @@
 """Records of runs that never were, for tests of what is made of them."""
 
+from lab.record import make_record
+from lab.run_queue import PLACES
+
 from nearsay import config
-from nearsay.results.queue import PLACES
-from nearsay.results.record import make_record
 
 
 def result(final=0.9, *, held_out=None, auroc=0.95, seconds=60.0, seed=0):

@@ -1,11 +1,10 @@
 import pytest
-
-from nearsay import cli
-from nearsay.results.filling import fill
-from nearsay.results.numbers import Numbers
-from nearsay.results.queue import BY_KEY, cell
-from nearsay.results.record import take
-from results.stand_in import record
+from lab.cells import Numbers
+from lab.filling import fill
+from lab.page import main
+from lab.record import take
+from lab.run_queue import BY_KEY, cell
+from lab_runs import record
 
 WORST = BY_KEY["human-worse"]
 
@@ -94,7 +93,7 @@ def test_what_was_not_run_is_said_to_be_so():
 def test_a_reference_that_means_nothing_is_quoted_with_what_would(tmp_path, capsys, reference):
     take(seeds(0.90), tmp_path)
     (tmp_path / "found.md").write_text(f"It is {{{reference}}}.\n")
-    assert cli.main(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
+    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 65
     told = capsys.readouterr().err
     assert told.startswith(f"error: {tmp_path / 'found.md'}: {{{reference}}} is no number of a run; write {{RUN KIND}}")
     assert not (tmp_path / "page.md").exists()

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.run_queue import EPOCHS, FILE, PLACES, Wanted
 from nearsay import config
-from nearsay.results.queue import EPOCHS, FILE, PLACES, Wanted
 from nearsay.run import write_whole
 
 Record = dict[str, Any]  # what JSON can hold

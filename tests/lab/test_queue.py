@@ -4,10 +4,7 @@ from itertools import chain, product
 from pathlib import Path
 
 import pytest
-
-from nearsay import config
-from nearsay.recipes import cifar10
-from nearsay.results.queue import (
+from lab.run_queue import (
     ASYMMETRIC,
     COLUMNS,
     EPOCHS,
@@ -28,6 +25,9 @@ from nearsay.results.queue import (
     without,
     write_queue,
 )
+
+from nearsay import config
+from nearsay.recipes import cifar10
 
 ROOT = Path(__file__).parents[2]
 

@@ -193,7 +193,8 @@ def read_queue(path: Path) -> list[Wanted]:
     try:
         return [_read(each) for each in json.loads(path.read_text("utf-8"))]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no queue of runs: {error}; make it again with nearsay results") from error
+        cure = "Write it again with python benchmarks/lab/page.py."
+        raise ValueError(f"{path} is no queue of runs: {error}. {cure}") from error
 
 
 def _read(entry: dict[str, Any]) -> Wanted:  # Any: what JSON can hold

@@ -1,4 +1,4 @@
-"""benchmarks/cifar.py on small stand-ins: what is run, what is left for later, and what survives."""
+"""benchmarks/lab/worker.py on small stand-ins: what is run, what is left for later, and what survives."""
 
 import json
 import os
@@ -12,16 +12,16 @@ import time
 from itertools import product
 from pathlib import Path
 
-import cifar
 import pytest
 import torch
+from lab import worker
+from lab.published import CLEANLAB
+from lab.record import read_records, take
+from lab.run_queue import BY_KEY, EPOCHS, METHODS, Wanted, cell, write_queue
+from lab_runs import record
 
 from nearsay.experiment import Machine
 from nearsay.host import hardware
-from nearsay.results.field import CLEANLAB
-from nearsay.results.queue import BY_KEY, EPOCHS, METHODS, Wanted, cell, write_queue
-from nearsay.results.record import read_records, take
-from results.stand_in import record
 
 
 def toy(name, *arguments, seconds=1.0, **fields):
@@ -33,9 +33,9 @@ def toy(name, *arguments, seconds=1.0, **fields):
 def run(tmp_path, capsys):
     def call(queue, *words):
         (tmp_path / "queue.json").write_text(write_queue(queue))
-        places = {"queue": tmp_path / "queue.json", "results": tmp_path, "runs": tmp_path / "runs", "out": tmp_path}
+        places = {"queue": tmp_path / "queue.json", "records": tmp_path, "runs": tmp_path / "runs", "out": tmp_path}
         options = [word for name, place in places.items() for word in (f"--{name}", str(place))]
-        code = cifar.main(["run", *options, *words])
+        code = worker.main(["run", *options, *words])
         merged = tmp_path / "cifar.json"
         found = json.loads(merged.read_text()) if merged.exists() else {"records": [], "failed": {}}
         merged.unlink(missing_ok=True)  # it is no record itself
@@ -62,11 +62,11 @@ def test_what_is_recorded_or_not_chosen_is_left_out(run, tmp_path, capsys):
     assert run(queue, "--tier", "A", "--only", "^one")[1] == ["one-A"]
     merged = {"records": [json.loads((tmp_path / "runs" / "records" / "one-A.json").read_text())]}
     (tmp_path / "merged").write_text(json.dumps(merged))
-    words = ["take", str(tmp_path / "merged"), "--results", str(tmp_path / "taken"), "--commit", "abc1234"]
-    assert cifar.main(words) == 0
+    words = ["take", str(tmp_path / "merged"), "--records", str(tmp_path / "taken"), "--commit", "abc1234"]
+    assert worker.main(words) == 0
     assert "1 of 1 results are new" in capsys.readouterr().out
     assert list(read_records(tmp_path / "taken")) == ["one-A"]
-    told = run(queue, "--list", "--results", str(tmp_path / "taken"), "--runs", str(tmp_path / "others"))[3]
+    told = run(queue, "--list", "--records", str(tmp_path / "taken"), "--runs", str(tmp_path / "others"))[3]
     assert [line.split()[-1] for line in told.splitlines()] == ["one-B", "two-B", "two-A"]
 
 
@@ -79,10 +79,10 @@ def test_no_run_is_started_that_would_not_end_in_time(run):
 def test_what_took_longer_than_guessed_is_expected_to_take_as_long_again():
     wanted = cell(BY_KEY["symmetric-40"], "ncr")
     seen = [record(cell(BY_KEY["symmetric-80"], "ncr"), seconds=seconds) for seconds in (300.0, 250.0)]
-    assert cifar.expected(wanted, seen) == wanted.seconds + cifar.ENDING  # of other hardware
+    assert worker.expected(wanted, seen) == wanted.seconds + worker.ENDING  # of other hardware
     here = [{**each, "hardware": hardware(Machine().find_device())} for each in seen]
-    assert cifar.expected(wanted, here) == pytest.approx(1.08 * 300.0 + cifar.ENDING)
-    assert cifar.expected(cell(BY_KEY["symmetric-40"], "elr"), here) == 95.0 + cifar.ENDING
+    assert worker.expected(wanted, here) == pytest.approx(1.08 * 300.0 + worker.ENDING)
+    assert worker.expected(cell(BY_KEY["symmetric-40"], "elr"), here) == 95.0 + worker.ENDING
 
 
 @pytest.mark.parametrize("k", [10, 7])
@@ -109,13 +109,13 @@ def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_thei
 
 def test_a_signal_from_outside_ends_it_with_the_code_of_the_signal(run, monkeypatch):
     endless = Wanted(name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=())
-    plain = cifar.train
+    plain = worker.train
 
     def train(*words, **more):
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return plain(*words, **more)
 
-    monkeypatch.setattr(cifar, "train", train)
+    monkeypatch.setattr(worker, "train", train)
     code, _, failed, told = run([endless, toy("never")])
     assert (code, failed) == (143, {})
     assert "endless: stopped by SIGTERM" in told
@@ -123,13 +123,13 @@ def test_a_signal_from_outside_ends_it_with_the_code_of_the_signal(run, monkeypa
 
 
 def test_so_does_one_between_two_runs(run, monkeypatch):
-    plain = cifar.run_one
+    plain = worker.run_one
 
     def run_one(*words):
         plain(*words)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(cifar, "run_one", run_one)
+    monkeypatch.setattr(worker, "run_one", run_one)
     assert run([toy("one"), toy("two")])[:2] == (143, ["one"])
 
 
@@ -155,25 +155,25 @@ def test_a_run_that_another_process_has_is_left_to_it_and_one_whose_process_died
 
 
 def test_a_run_that_another_process_has_ended_meanwhile_is_not_run_again(run, tmp_path, monkeypatch):
-    plain = cifar.run_one
+    plain = worker.run_one
 
     def run_both(wanted, arguments, place):  # as if another process were quicker with the second
         plain(wanted, arguments, place)
         made = json.loads((tmp_path / "runs" / "records" / "one.json").read_text())
         take([{**made, "name": "two", "seed": 77}], tmp_path / "runs" / "records")
 
-    monkeypatch.setattr(cifar, "run_one", run_both)
+    monkeypatch.setattr(worker, "run_one", run_both)
     assert run([toy("one"), toy("two")])[1] == ["one", "two"]
     assert read_records(tmp_path / "runs" / "records")["two"]["seed"] == 77
 
 
 def test_seconds_with_another_run_beside_it_count_half(tmp_path, another):
-    with cifar._share(tmp_path) as alone:
+    with worker._share(tmp_path) as alone:
         time.sleep(0.2)
     assert not list(tmp_path.iterdir())
     (tmp_path / "theirs").symlink_to(str(another))
     began = time.perf_counter()
-    with cifar._share(tmp_path) as shared:
+    with worker._share(tmp_path) as shared:
         time.sleep(2.2)
     taken = time.perf_counter() - began
     assert alone[0] >= 0.2
@@ -183,14 +183,14 @@ def test_seconds_with_another_run_beside_it_count_half(tmp_path, another):
 def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before(run, tmp_path, another, monkeypatch):
     (tmp_path / "runs" / "sharing").mkdir(parents=True)
     (tmp_path / "runs" / "sharing" / "theirs").symlink_to(str(another))
-    plain = cifar.train
+    plain = worker.train
 
     def train(experiment, folder, **more):
         time.sleep(2)
         result = plain(experiment, folder, **more)
         return {**result, "seconds": 1000.0} if folder.name == "resumed" else result
 
-    monkeypatch.setattr(cifar, "train", train)
+    monkeypatch.setattr(worker, "train", train)
     run([toy("one"), toy("resumed")])
     records = read_records(tmp_path / "runs" / "records")
     assert 0 < records["one"]["device_seconds"] < 0.6 * records["one"]["seconds"]
@@ -201,10 +201,8 @@ def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before
 def test_those_runs_are_audited_whose_audit_the_page_shows():
     columns = [BY_KEY[key] for key in CLEANLAB]
     cells = {cell(*each, protocol=protocol).name for each in product(columns, METHODS) for protocol in EPOCHS}
-    names = [
-        each.name for each in cifar.read_queue(cifar.ROOT / "results" / cifar.FILE) if each.arguments[-1][-1] == "0"
-    ]
-    assert {name for name in names if re.search(cifar.AUDITED, name)} == cells & {*names}
+    names = [each.name for each in worker.read_queue(worker.RECORDS / worker.FILE) if each.arguments[-1][-1] == "0"]
+    assert {name for name in names if re.search(worker.AUDITED, name)} == cells & {*names}
 
 
 def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(tmp_path, another, monkeypatch):
@@ -215,11 +213,11 @@ def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(tmp_pa
         seen.append(torch.get_num_threads())
         raise ValueError("no such run")
 
-    monkeypatch.setattr(cifar, "audit_run", audit_run)
+    monkeypatch.setattr(worker, "audit_run", audit_run)
     try:
         torch.set_num_threads(4)
         with pytest.raises(ValueError, match="no such run"):
-            cifar._audit(tmp_path / "run", tmp_path)
+            worker._audit(tmp_path / "run", tmp_path)
         assert (seen, torch.get_num_threads()) == ([2], 4)
     finally:
         torch.set_num_threads(threads)
@@ -228,8 +226,8 @@ def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(tmp_pa
 def test_two_processes_in_one_folder_run_everything_once(tmp_path):
     queue = [toy(f"run-{number}", f"seed={number}") for number in range(4)]
     (tmp_path / "queue.json").write_text(write_queue(queue))
-    folders = ("--queue", tmp_path / "queue.json", "--results", tmp_path, "--runs", tmp_path / "runs")
-    words = [sys.executable, Path(cifar.__file__), "run", *folders, "--out", tmp_path / "out"]
+    folders = ("--queue", tmp_path / "queue.json", "--records", tmp_path, "--runs", tmp_path / "runs")
+    words = [sys.executable, Path(worker.__file__), "run", *folders, "--out", tmp_path / "out"]
     both = [subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True) for _ in range(2)]
     told = "".join(process.communicate()[0] for process in both)
     assert [process.returncode for process in both] == [0, 0]
@@ -262,8 +260,8 @@ def test_runs_without_their_files_are_left_out(run):
 @pytest.mark.parametrize("option", ["--data", "--labels", "--outside"])
 def test_a_path_that_is_not_there_is_told_once_and_before_any_run(tmp_path, capsys, option):
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
-    assert cifar.main(["run", *words, option, str(tmp_path / "nowhere")]) == 65
+    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert worker.main(["run", *words, option, str(tmp_path / "nowhere")]) == 65
     told = capsys.readouterr().err
     assert told == f"error: {option} {tmp_path / 'nowhere'} is not there; give a path that exists, or leave it out\n"
     assert not (tmp_path / "runs").exists()
@@ -271,9 +269,9 @@ def test_a_path_that_is_not_there_is_told_once_and_before_any_run(tmp_path, caps
 
 def test_that_nothing_is_left_is_told(tmp_path, capsys):
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
     for more in (["--list"], ["--out", str(tmp_path)]):
-        assert cifar.main(["run", *words, "--only", "two", *more]) == 0
+        assert worker.main(["run", *words, "--only", "two", *more]) == 0
         told = capsys.readouterr()
         assert told.out == ""
         assert told.err == "nothing is left of what --tier, --only and the files given choose\n"
@@ -283,8 +281,8 @@ def test_how_many_are_left_out_is_told(tmp_path, capsys):
     human = [cell(BY_KEY["human-worse"], method) for method in ("ncr", "elr")]
     for queue, told in ((human, "2 runs need --labels and are left out"), (human[:1], "1 run needs --labels and is")):
         (tmp_path / "queue.json").write_text(write_queue(queue))
-        words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
-        assert cifar.main(["run", *words, "--data", "anywhere", "--list"]) == 0
+        words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
+        assert worker.main(["run", *words, "--data", "anywhere", "--list"]) == 0
         assert capsys.readouterr().err.startswith(told)
 
 
@@ -310,10 +308,10 @@ def test_a_time_that_is_none_is_refused_in_a_sentence(run, tmp_path, capsys, sec
 
 def test_a_setting_that_is_refused_is_told_without_a_traceback_and_a_mistake_of_ours_with_one(run, monkeypatch, capsys):
     printed = []
-    monkeypatch.setattr(cifar.traceback, "print_exc", lambda: printed.append(1))
+    monkeypatch.setattr(worker.traceback, "print_exc", lambda: printed.append(1))
     assert "'nothing'" in run([toy("wrong", "method=nothing")])[2]["wrong"]
     assert not printed
-    monkeypatch.setattr(cifar, "train", None)
+    monkeypatch.setattr(worker, "train", None)
     assert "internal error: TypeError" in run([toy("broken", "method=ncr")])[2]["broken"]
     assert printed
 
@@ -324,8 +322,8 @@ def test_a_damaged_reason_of_a_failure_is_told_by_its_file(run, tmp_path, capsys
     path.parent.mkdir(parents=True)
     path.write_text(content)
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
-    assert cifar.main(["run", *words]) == 65
+    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert worker.main(["run", *words]) == 65
     err = capsys.readouterr().err
     assert err.startswith(f"error: {path} does not tell why a run failed: ")
     assert err.endswith("; remove it, and it is run again\n")
@@ -336,8 +334,8 @@ def test_a_failure_that_another_process_takes_back_meanwhile_is_none(tmp_path, c
     path.parent.mkdir(parents=True)
     path.symlink_to("gone")  # listed, and not there any more
     (tmp_path / "queue.json").write_text(write_queue([toy("one"), toy("two")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
-    assert cifar.main(["run", "--list", *words]) == 0
+    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert worker.main(["run", "--list", *words]) == 0
     names = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
     assert names == ["one", "two"]  # what failed comes last
 
@@ -350,7 +348,7 @@ def test_a_folder_may_be_kept(run, tmp_path):
 
 def test_what_is_no_merged_file_is_refused_in_a_sentence(tmp_path, capsys):
     (tmp_path / "merged").write_text("[]")
-    assert cifar.main(["take", str(tmp_path / "merged"), "--results", str(tmp_path)]) == 65
+    assert worker.main(["take", str(tmp_path / "merged"), "--records", str(tmp_path)]) == 65
     assert "is no file of this script" in capsys.readouterr().err
 
 
@@ -369,5 +367,5 @@ def test_files_that_cannot_be_meant_are_told_in_a_sentence(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for name, tree in {"three": [3], "records": {"records": 3}, "failed": {"records": [], "failed": 3}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(tree))
-    assert cifar.main([*words, "--results", str(tmp_path / "taken")]) == code
+    assert worker.main([*words, "--records", str(tmp_path / "taken")]) == code
     assert told in capsys.readouterr().err.splitlines()[-1]
