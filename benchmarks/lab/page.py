@@ -15,11 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `lab` is found when this file is run
 
-from lab import published as field
-from lab import questions, variations
-from lab.cells import CHANGED, NOTHING, Numbers, check_doubles, difference, table
-from lab.filling import fill
-from lab.published import CLEANLAB, LEAST_DETECTION, TARGETS
+from lab import questions
+from lab.cells import CHANGED, NOTHING, Numbers, check_doubles, difference, fill, table
+from lab.published import CLEANLAB, FIELD, LEAST_DETECTION, PAPER, TARGETS, rows_of
 from lab.record import Record, changed_since, check_queued, device_seconds, read_records, unchanged
 from lab.run_queue import (
     ASYMMETRIC,
@@ -29,6 +27,7 @@ from lab.run_queue import (
     FILE,
     HUMAN,
     METHODS,
+    OWN,
     PLACES,
     SYMMETRIC,
     Column,
@@ -76,9 +75,9 @@ def make_page(folder: Path) -> str:
     ]
     for protocol in EPOCHS:
         numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
-        blocks += [*_protocol(protocol, numbers, wanted), *variations.section(numbers, wanted)]
-    blocks += [*_changed(changed), "## How `nearsay` came to be as it is"]
-    blocks += ["[method.md](method.md#nearsay) explains the words.", _written(folder / CHOICES, everything)]
+        blocks += [*_protocol(protocol, numbers, wanted), *questions.variations(numbers, wanted)]
+    blocks += [*_changed(changed), f"## How `{OWN}` came to be as it is"]
+    blocks += [f"[method.md](method.md#{OWN}) explains the words.", _written(folder / CHOICES, everything)]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
 
 
@@ -133,7 +132,7 @@ def _progress(wanted: Sequence[Wanted], done: Set[str]) -> list[str]:
     return [
         "## What is done",
         table(header, rows, num_left=2),
-        "`python benchmarks/lab/worker.py run --data DIR --labels FILE` runs what is left of "
+        "`python benchmarks/lab/worker.py run --cifar10 DIR --cifar10n FILE` runs what is left of "
         "[queue.json](../benchmarks/records/queue.json); started more than once, the processes share the work.",
     ]
 
@@ -164,7 +163,7 @@ def _accuracies(protocol: Protocol, numbers: Numbers, methods: Sequence[str], co
         cells = [cell(column, method, protocol=protocol) for column in columns]
         rows.append([f"`{method}`", "ours", *map(numbers.shown, cells), numbers.minutes(cells)])
     keys = tuple(column.key for column in columns)
-    for quoted in field.rows_of((*field.PAPER, *field.FIELD), keys):
+    for quoted in rows_of((*PAPER, *FIELD), keys):
         rows.append([quoted.name, quoted.source, *(quoted.texts.get(key, NOTHING) for key in keys), NOTHING])
     header = ("method", "from", *(column.title for column in columns), "min per run")
     return table(header, rows, num_left=2)

@@ -4,17 +4,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lab.cells import NOTHING, Numbers, difference, table
+from lab.record import as_wanted
 from lab.run_queue import (
     BY_KEY,
     OPEN_SET,
     OPEN_SET_METHODS,
+    OWN,
     PAIRS,
     PARTS,
     PARTS_COLUMNS,
     RATES,
     STAGES,
     VARIANTS,
+    Column,
     Point,
+    Wanted,
     ablated,
     cell,
     leak,
@@ -153,7 +157,7 @@ def _parts(numbers: Numbers) -> list[str]:
         rows.append([*name, *texts, numbers.minutes(runs)])
     heads = [f"{BY_KEY[key].title}: {kind}" for key in PARTS_COLUMNS for kind in ("held out", "difference", "test")]
     return [
-        "### What each part of `nearsay` is worth",
+        f"### What each part of `{OWN}` is worth",
         "One part is left out, and with it goes what needs it: without the vote no label is in doubt, so that kinship "
         "has no part either, and without sure beliefs no label is weighed against one. All else is as the recipe has "
         "it. 45 000 examples are trained on; the difference is that on the other 5 000, whose labels are as noisy as "
@@ -180,3 +184,55 @@ def _verdict(gaps: Sequence[float], seeds: Sequence[int]) -> str:
 def _value(stage: str, point: Point) -> str:
     value = getattr(point, stage)
     return "all" if value is None else str(value)
+
+
+def variations(numbers: Numbers, wanted: Sequence[Wanted]) -> list[str]:
+    """Rows of what differs, its accuracy and how far that is from the method without it; [] if there is none."""
+    known = {record["name"] for each in wanted for record in numbers.ever(each)}
+    others = {name: record for name, record in numbers.records.items() if name not in known}
+    rows: dict[str, list[str]] = {}
+    for name in sorted(others):
+        one = as_wanted(others[name])
+        if _more(one) or _changes(one):  # else it is a cell of the tables above that nobody had asked for
+            rows.setdefault(numbers.of(one)[0]["name"], _row(numbers, one))
+    if not rows:
+        return []
+    header = ("noise", "method", "with", "test", "difference", "held out", "difference", "AUROC", "min per run")
+    return [
+        "### Variations",
+        "Runs in which one thing or another is changed. A difference is to the method as it is, trained on as many "
+        "examples, and what is better is judged on held-out examples, where there are some.",
+        table(header, sorted(rows.values()), num_left=3),
+    ]
+
+
+def _row(numbers: Numbers, one: Wanted) -> list[str]:
+    column, more, changes = _column(one), _more(one), _changes(one)
+    plain = [word for word in more if word.startswith("held_out=")]
+    kept = tuple(word for word in one.arguments if word not in more or word in plain)
+    base = Wanted(name="", protocol=one.protocol, recipe=one.recipe, arguments=kept)
+    cells = []
+    for split in ("test", "validation"):
+        ours, before = numbers.accuracy(one, split), numbers.accuracy(base, split)
+        is_base = before is None or (not changes and more == plain)
+        gap = NOTHING if before is None or is_base else difference(ours, before.mean)
+        cells += [NOTHING if ours is None else numbers.shown(one, split), gap]
+    told = " ".join(f"`{word}`" for word in (*more, *changes))
+    found = NOTHING if numbers.detection(one, "auroc") is None else numbers.detected(one, "auroc")
+    noise = one.recipe if column is None else column.title
+    return [noise, f"`{one.method}`", told, *cells, found, numbers.minutes([one])]
+
+
+def _column(one: Wanted) -> Column | None:
+    return next((each for each in BY_KEY.values() if set(each.arguments) <= set(one.arguments)), None)
+
+
+def _more(one: Wanted) -> list[str]:
+    """Arguments that a cell of the other tables has not."""
+    column = _column(one)
+    usual = {*(column.arguments if column is not None else ()), f"method={one.method}", f"protocol={one.protocol}"}
+    return [word for word in one.arguments if word not in usual and not word.startswith("seed=")]
+
+
+def _changes(one: Wanted) -> list[str]:
+    return [word for word in one.overrides if not word.startswith("machine.")]

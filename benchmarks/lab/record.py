@@ -101,9 +101,9 @@ def check_queued(record: Record, wanted: Iterable[Wanted]) -> None:
 
 def changed_since(record: Record) -> list[str]:
     """In which settings the recipe, called in the same way, differs today from what was run; [] if in none."""
-    places = [f"{key}={place}" for key, place in PLACES.items() if f" {key}=" in record["command"]]
+    recipe, *words = as_wanted(record).words(PLACES)
     try:
-        call = config.call_recipe(record["recipe"], [*places, *record["arguments"]])
+        call = config.call_recipe(recipe, words)
         now = config.to_tree(config.apply_overrides(call, record["overrides"]).experiment)
     except config.ConfigError as error:
         return [str(error)]

@@ -1,20 +1,33 @@
-"""Every run that the page of results wants, in the order in which they are worth their time."""
+"""The queue of runs: every run that the page of results wants, in the order in which they are run.
+
+`benchmarks/records/queue.json` is this queue as a file; page.py writes it and worker.py reads it.
+"""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-Tier = Literal["A", "B", "C"]
+OWN = "nearsay"  # our own method, as `method=` names it; the name of its records and of its rows
+Tier = Literal["A", "B", "C", "D"]
 Protocol = Literal["short", "paper"]
 EPOCHS: dict[Protocol, int] = {"paper": 250, "short": 100}  # in the order of the page
 FILE = "queue.json"
-PLACES = {"path": "data", "labels": "data/CIFAR-10_human.pt", "outside": "data"}  # in the commands that are printed
+PLACES = {  # of the files that runs need, in the commands that are printed
+    "cifar10": "data",
+    "cifar10n": "data/CIFAR-10_human.pt",
+    "cifar100": "data",
+    "cifar100n": "data/CIFAR-100_human.pt",
+}
+_FILES = {  # recipe -> what its arguments of files name, in the words of PLACES
+    "cifar10": {"path": "cifar10", "labels": "cifar10n", "outside": "cifar100"},
+    "cifar100": {"path": "cifar100", "labels": "cifar100n", "outside": "cifar10"},
+}
 _COMPILED: tuple[str, ...] = ("machine.compile=true",)
 _START = 30.0  # seconds to compile, and to predict at the end
-_SECONDS = {"one": 0.65, "pair": 1.75, "nearsay": 1.8}  # an epoch on an H200, guessed until runs tell better
+_SECONDS = {"one": 0.65, "pair": 1.75, "own": 1.8}  # an epoch on an H200, guessed until runs tell better
 
 
 class Column(NamedTuple):
@@ -23,6 +36,7 @@ class Column(NamedTuple):
     key: str  # in the names of runs
     title: str
     arguments: tuple[str, ...]
+    recipe: str = "cifar10"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +51,20 @@ class Wanted:
     overrides: tuple[str, ...] = _COMPILED  # a.b=c
     seconds: float = 0.0  # that it is guessed to take on an H200
 
-    def words(self, places: dict[str, str]) -> list[str]:
-        """What `nearsay train` takes for it; `places` are of the arguments that name files."""
-        files = [f"{key}={places[key]}" for key in self.needs()]
+    def words(self, places: Mapping[str, str]) -> list[str]:
+        """The arguments of `nearsay train`; `places` has the keys of PLACES."""
+        files = [f"{argument}={places[name]}" for argument, name in self.needs().items()]
         return [self.recipe, *files, *self.arguments]
 
-    def needs(self) -> tuple[str, ...]:
-        """The arguments that name files."""
-        if self.recipe != "cifar10":
-            return ()
-        more = {"kind=human": ("labels",), "kind=open-set": ("outside",)}
-        return ("path", *(name for word in self.arguments for name in more.get(word, ())))
+    def needs(self) -> dict[str, str]:
+        """The arguments that name files, and which files, as PLACES names them."""
+        files = _FILES.get(self.recipe, {})
+        wanted = {"path"}
+        if "kind=human" in self.arguments:
+            wanted.add("labels")
+        if "kind=open-set" in self.arguments:
+            wanted.add("outside")
+        return {argument: name for argument, name in files.items() if argument in wanted}
 
     def command(self) -> str:
         """The line that does it again."""
@@ -70,7 +87,7 @@ METHODS = (
     "ncr+elr",
     "elr+",
     "ncr+elr+",
-    "nearsay",
+    OWN,
 )
 SYMMETRIC = tuple(
     Column(f"symmetric-{rate}", f"sym {rate} %", ("kind=symmetric", f"noise={rate / 100}"))
@@ -82,18 +99,24 @@ HUMAN = tuple(
     for column, title in (("aggre", "aggregate"), ("random1", "random 1"), ("worse", "worst"))
 )
 COLUMNS = (*SYMMETRIC, ASYMMETRIC, *HUMAN)
+SYNTHETIC100 = (
+    *(column._replace(key=f"cifar100-{column.key}", recipe="cifar100") for column in SYMMETRIC),
+    Column("cifar100-asymmetric-40", "asym 40 %", ("kind=asymmetric-next", "noise=0.4"), "cifar100"),
+)
+HUMAN100 = (Column("cifar100-human", "100N", ("kind=human",), "cifar100"),)
+COLUMNS100 = (*SYNTHETIC100, *HUMAN100)
 OPEN_SET = (
     Column("open-set-within-40", "left-out classes", ("kind=open-set-within", "noise=0.4")),
     Column("open-set-40", "CIFAR-100", ("kind=open-set", "noise=0.4")),
 )
-BY_KEY = {column.key: column for column in (*COLUMNS, *OPEN_SET)}
+BY_KEY = {column.key: column for column in (*COLUMNS, *COLUMNS100, *OPEN_SET)}
 
 FIRST_METHODS = ("standard", "ncr", "ncr+mixup", "elr+", "ncr+elr+")
 FIRST_COLUMNS = ("symmetric-40", "human-worse", "symmetric-80", "asymmetric-40")
-HEADLINE_METHODS = ("ncr+mixup", "ncr+elr+", "nearsay")
+HEADLINE_METHODS = ("ncr+mixup", "ncr+elr+", OWN)
 HEADLINE_COLUMNS = ("symmetric-40", "human-worse")
 HEADLINE_SEEDS = (0, 1, 2)
-OPEN_SET_METHODS = (*FIRST_METHODS, "nearsay")
+OPEN_SET_METHODS = (*FIRST_METHODS, OWN)
 PAIRS = ("elr+", "ncr+elr+")  # of networks, which alone can be given different noise
 
 RATES = (0, 20, 40)
@@ -125,7 +148,7 @@ VARIANTS: dict[str, tuple[Point, ...]] = {
 
 
 class Part(NamedTuple):
-    """Something that `nearsay` does, and the change that leaves it out."""
+    """Something that our own method does, and the change that leaves it out."""
 
     key: str  # in the names of runs
     title: str
@@ -155,7 +178,8 @@ def queue() -> list[Wanted]:
 def cell(column: Column, method: str, *, protocol: Protocol = "short", seed: int = 0, tier: Tier = "C") -> Wanted:
     """The run of one method under one kind of noise."""
     arguments = (f"method={method}", *column.arguments)
-    return _wanted(f"{protocol}-{column.key}-{method}", arguments, protocol, seed, tier)
+    name = f"{protocol}-{column.key}-{method}"
+    return _wanted(name, arguments, protocol, seed, tier, recipe=column.recipe)
 
 
 def leak(method: str) -> Wanted:
@@ -174,11 +198,12 @@ def ablated(rate: int, point: Point) -> Wanted:
 
 
 def without(key: str, part: Part | None) -> Wanted:
-    """`nearsay` in a column, without a part of it or as it is, judged as what is ablated."""
-    stem, overrides = f"short-held-out-{key}-nearsay", _COMPILED
+    """Our own method in a column, without a part of it or as it is, judged on held-out examples."""
+    stem, overrides = f"short-held-out-{key}-{OWN}", _COMPILED
     if part is not None:
         stem, overrides = f"{stem}-without-{part.key}", (part.override, *overrides)
-    return _wanted(stem, ("method=nearsay", *BY_KEY[key].arguments, "held_out=5000"), "short", 0, "C", overrides)
+    arguments = (f"method={OWN}", *BY_KEY[key].arguments, "held_out=5000")
+    return _wanted(stem, arguments, "short", 0, "C", overrides)
 
 
 def write_queue(wanted: Iterable[Wanted], done: Iterable[str] = ()) -> str:
@@ -218,7 +243,7 @@ def _headlines() -> Iterator[Wanted]:
 def _rest() -> Iterator[Wanted]:
     """What has a target, then the questions with an answer, then the other cells."""
     for column in COLUMNS:
-        yield cell(column, "nearsay")
+        yield cell(column, OWN)
     for rate, points in product(reversed(RATES), VARIANTS.values()):
         for point in points:
             yield ablated(rate, point)
@@ -237,6 +262,13 @@ def _rest() -> Iterator[Wanted]:
             yield ablated(rate, point)
 
 
+def _hundred() -> Iterator[Wanted]:
+    """CIFAR-100: our own method, then the methods of the first tier, then the others."""
+    for method in dict.fromkeys((OWN, *reversed(FIRST_METHODS), *METHODS)):
+        for column in COLUMNS100:
+            yield cell(column, method, tier="D")
+
+
 def _wanted(
     stem: str,
     arguments: tuple[str, ...],
@@ -244,13 +276,15 @@ def _wanted(
     seed: int,
     tier: Tier,
     overrides: tuple[str, ...] = _COMPILED,
+    recipe: str = "cifar10",
 ) -> Wanted:
     method = arguments[0].partition("=")[2]
-    pace = _SECONDS["pair" if method in PAIRS else "nearsay" if method == "nearsay" else "one"]
+    pace = _SECONDS["pair" if method in PAIRS else "own" if method == OWN else "one"]
     return Wanted(
         name=f"{stem}-seed-{seed}",
         tier=tier,
         protocol=protocol,
+        recipe=recipe,
         arguments=(*arguments, f"protocol={protocol}", f"seed={seed}"),
         overrides=overrides,
         seconds=_START + pace * EPOCHS[protocol],

@@ -1,6 +1,6 @@
 """Runs what is left of benchmarks/records/queue.json, one run after another, within a given time.
 
-    python benchmarks/lab/worker.py run --data data --labels data/CIFAR-10_human.pt --seconds 3600 --out out
+    python benchmarks/lab/worker.py run --cifar10 data --cifar10n data/CIFAR-10_human.pt --seconds 3600 --out out
     python benchmarks/lab/worker.py take out/cifar.json --commit 1234abc
     python benchmarks/lab/page.py
 
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `lab` is found whe
 import torch
 
 from lab.record import MERGED, device_seconds, make_record, read_records, take, unchanged, write_json
-from lab.run_queue import FILE, read_queue
+from lab.run_queue import FILE, PLACES, read_queue
 from nearsay import config
 from nearsay.commands.audit import audit_run
 from nearsay.experiment import Machine
@@ -45,7 +45,6 @@ from nearsay.train import train
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
-OPTIONS = {"path": "data", "labels": "labels", "outside": "outside"}  # of arguments of the recipe
 AUDITED = "^(paper|short)-human-(aggre|worse)-"  # the runs of which docs/results.md tells what an audit finds
 LONGER = 1.08  # a run may take so many times as long as the longest like it
 ENDING = 8.0  # seconds, to write the last predictions and this file
@@ -65,9 +64,10 @@ def _parse(words):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(required=True)
     run = verbs.add_parser("run", help="run what is left")
-    run.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
-    run.add_argument("--labels", type=Path, help="the file of CIFAR-10N; without it, its runs are left out")
-    run.add_argument("--outside", type=Path, help="folder of CIFAR-100; without it, what takes its images is left out")
+    run.add_argument("--cifar10", type=Path, help="folder that holds cifar-10-batches-py")
+    run.add_argument("--cifar10n", type=Path, help="the file of CIFAR-10N")
+    run.add_argument("--cifar100", type=Path, help="folder that holds cifar-100-python")
+    run.add_argument("--cifar100n", type=Path, help="the file of CIFAR-100N")
     run.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
     run.add_argument("--tier", choices=("A", "B", "C"), help="of docs/results.md; by default all, one after another")
     run.add_argument("--seconds", type=_seconds, default=float("inf"), help="when to stop; by default at the end")
@@ -113,7 +113,7 @@ def _seconds(text):
 def run_queue(arguments):
     """Run what is left and fits; returns 0 if no run failed and no signal from outside came."""
     deadline = time.monotonic() + arguments.seconds
-    given = {key: getattr(arguments, option) for key, option in OPTIONS.items()}
+    given = {name: getattr(arguments, name) for name in PLACES}
     place = {key: str(path.expanduser().absolute()) for key, path in given.items() if path is not None}
     recorded, sharing = read_records(arguments.records), arguments.runs / "sharing"
     known = {name: recorded[name] for name in unchanged(recorded)}
@@ -128,7 +128,7 @@ def run_queue(arguments):
         return 0
     for key, path in place.items():
         if not Path(path).exists():  # else every run would fail, one after another
-            raise ValueError(f"--{OPTIONS[key]} {path} is not there; give a path that exists, or leave it out")
+            raise ValueError(f"--{key} {path} is not there; give a path that exists, or leave it out")
     for folder in (sharing, arguments.runs / "claims", arguments.runs / "records" / "failed"):
         folder.mkdir(parents=True, exist_ok=True)
     code = 0
@@ -250,11 +250,11 @@ def _left(arguments, done, place, failed):
     wanted = [each for each in read_queue(arguments.queue) if each.name not in done]
     wanted = [each for each in wanted if re.search(arguments.only, each.name)]
     wanted = [each for each in wanted if arguments.tier in (None, each.tier)]
-    for key in OPTIONS:
-        lacking = [each for each in wanted if key in each.needs() and key not in place]
+    for key in PLACES:
+        lacking = [each for each in wanted if key in each.needs().values() and key not in place]
         if lacking:
             told = "1 run needs --{} and is" if len(lacking) == 1 else f"{len(lacking)} runs need --{{}} and are"
-            print(f"{told.format(OPTIONS[key])} left out", file=sys.stderr)
+            print(f"{told.format(key)} left out", file=sys.stderr)
         wanted = [each for each in wanted if each not in lacking]
     return sorted(wanted, key=lambda each: each.name in failed)
 

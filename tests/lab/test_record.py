@@ -12,7 +12,7 @@ ONE = cell(BY_KEY["symmetric-40"], "ncr", tier="A")
 
 
 def test_a_record_keeps_the_numbers_and_no_place_of_this_machine():
-    places = {"path": "/home/somebody/cifar", "labels": "/home/somebody/labels.pt"}
+    places = {"cifar10": "/home/somebody/cifar", "cifar10n": "/home/somebody/labels.pt"}
     settings = {"data": {"path": "/home/somebody/cifar", "labels": "/home/somebody/labels.pt"}, "epochs": 100}
     made = make_record(ONE, result(0.9123, seconds=60.0), settings, seconds=75.04, places=places)
     assert made["accuracy"]["test"]["final"] == 0.9123

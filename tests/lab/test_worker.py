@@ -253,11 +253,11 @@ def test_a_list_of_what_is_left_writes_nothing(run, tmp_path):
 
 
 def test_runs_without_their_files_are_left_out(run):
-    told = run([cell(BY_KEY["human-worse"], "ncr"), toy("one")], "--list", "--data", "anywhere")[3]
+    told = run([cell(BY_KEY["human-worse"], "ncr"), toy("one")], "--list", "--cifar10", "anywhere")[3]
     assert [line.split()[-1] for line in told.splitlines()] == ["one"]
 
 
-@pytest.mark.parametrize("option", ["--data", "--labels", "--outside"])
+@pytest.mark.parametrize("option", ["--cifar10", "--cifar10n", "--cifar100", "--cifar100n"])
 def test_a_path_that_is_not_there_is_told_once_and_before_any_run(tmp_path, capsys, option):
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
     words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
@@ -279,10 +279,13 @@ def test_that_nothing_is_left_is_told(tmp_path, capsys):
 
 def test_how_many_are_left_out_is_told(tmp_path, capsys):
     human = [cell(BY_KEY["human-worse"], method) for method in ("ncr", "elr")]
-    for queue, told in ((human, "2 runs need --labels and are left out"), (human[:1], "1 run needs --labels and is")):
+    for queue, told in (
+        (human, "2 runs need --cifar10n and are left out"),
+        (human[:1], "1 run needs --cifar10n and is"),
+    ):
         (tmp_path / "queue.json").write_text(write_queue(queue))
         words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
-        assert worker.main(["run", *words, "--data", "anywhere", "--list"]) == 0
+        assert worker.main(["run", *words, "--cifar10", "anywhere", "--list"]) == 0
         assert capsys.readouterr().err.startswith(told)
 
 

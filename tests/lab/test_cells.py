@@ -1,6 +1,5 @@
 import pytest
-from lab.cells import Numbers
-from lab.filling import fill
+from lab.cells import Numbers, fill
 from lab.page import main
 from lab.record import take
 from lab.run_queue import BY_KEY, cell
