@@ -20,16 +20,15 @@ from lab.cells import CHANGED, NOTHING, Numbers, check_doubles, difference, fill
 from lab.published import CLEANLAB, FIELD, LEAST_DETECTION, PAPER, TARGETS, rows_of
 from lab.record import Record, changed_since, check_queued, device_seconds, read_records, unchanged
 from lab.run_queue import (
-    ASYMMETRIC,
     BY_KEY,
     COLUMNS,
+    COLUMNS100,
+    DATA_SETS,
     EPOCHS,
     FILE,
-    HUMAN,
     METHODS,
     OWN,
     PLACES,
-    SYMMETRIC,
     Column,
     Protocol,
     Tier,
@@ -43,11 +42,13 @@ from nearsay.run import write_whole
 
 RECORDS = Path(__file__).parents[1] / "records"
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+PROBES = "probes"  # a folder beside the records
 FOUND, CHOICES = "found.md", "choices.md"  # written by hand, but for the numbers of records
 _TIERS: dict[Tier, str] = {
     "A": "short, one seed: five methods under four kinds of noise",
     "B": "paper's length, three seeds: the headline cells",
     "C": "short, one seed: all other cells, and the questions below",
+    "D": "short, one seed: CIFAR-100",
 }
 _LENGTHS: dict[Protocol, str] = {
     "short": "100 epochs instead of 250; warm-up, averaging and the start of NCR beside ELR are shorter with it. The "
@@ -76,7 +77,7 @@ def make_page(folder: Path) -> str:
     for protocol in EPOCHS:
         numbers = Numbers(records=_of(protocol, records), changed=frozenset(changed))
         blocks += [*_protocol(protocol, numbers, wanted), *questions.variations(numbers, wanted)]
-    blocks += [*_changed(changed), f"## How `{OWN}` came to be as it is"]
+    blocks += [*_probes(folder), *_changed(changed), f"## How `{OWN}` came to be as it is"]
     blocks += [f"[method.md](method.md#{OWN}) explains the words.", _written(folder / CHOICES, everything)]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
 
@@ -113,6 +114,9 @@ def _rules(records: dict[str, Record]) -> list[str]:
         "asymmetric noise maps 40 % of five classes to similar ones, so that 20 % are wrong (18.4 % in the public ELR "
         "code, which the paper ran and which maps some back). 10N are the human labels of CIFAR-10N. Noise is "
         "drawn once and shared: by both networks of a pair, and by all methods with the same seed.\n"
+        "- On CIFAR-100, asymmetric noise maps 40 % of every class to the next one of its block of five, as the "
+        "public ELR code does, so that 40 % are wrong. 100N are the human labels of CIFAR-100N, of which 40 % are "
+        "wrong. ELR has the β and λ that its authors use there.\n"
         "- No method knows the noise rate, and each has one setting for all columns, but for ELR's own β and λ for "
         "asymmetric noise. `elr+` and `ncr+elr+` are two PreActResNet-18, judged by the mean of both; all others are "
         "one ResNet-18.\n"
@@ -132,8 +136,9 @@ def _progress(wanted: Sequence[Wanted], done: Set[str]) -> list[str]:
     return [
         "## What is done",
         table(header, rows, num_left=2),
-        "`python benchmarks/lab/worker.py run --cifar10 DIR --cifar10n FILE` runs what is left of "
-        "[queue.json](../benchmarks/records/queue.json); started more than once, the processes share the work.",
+        "`python benchmarks/lab/worker.py run --cifar10 DIR --cifar10n FILE --cifar100 DIR --cifar100n FILE` runs what "
+        "is left of [queue.json](../benchmarks/records/queue.json); started more than once, the processes share the "
+        "work.",
     ]
 
 
@@ -142,18 +147,26 @@ def _protocol(protocol: Protocol, numbers: Numbers, wanted: Sequence[Wanted]) ->
     names = {each.name for each in wanted}
     shown = [
         (column, method)
-        for column in COLUMNS
+        for column in (*COLUMNS, *COLUMNS100)
         for method in METHODS
         if (each := cell(column, method, protocol=protocol)).name in names or numbers.of(each)
     ]
     methods = [method for method in METHODS if any(method == other for _, other in shown)]
     blocks = [f"## Protocol `{protocol}`", f"{_LENGTHS[protocol]}."]
-    for title, group in (("Synthetic noise", (*SYMMETRIC, ASYMMETRIC)), ("Human labels: CIFAR-10N", HUMAN)):
-        columns = [column for column in group if any(column == other for other, _ in shown)]
-        if columns:
-            blocks += [f"### {title}", _accuracies(protocol, numbers, methods, columns), _how(protocol, columns)]
-    columns = [column for column in COLUMNS if any(column == other for other, _ in shown)]
-    blocks += [*_targets(protocol, numbers, methods, columns), *_detection(protocol, numbers, methods, columns)]
+    has_run = {column.key for column, _ in shown}
+    for recipe, data in DATA_SETS.items():
+        prefix = "" if recipe == "cifar10" else f"{data.name}, "
+        groups = {f"{prefix}synthetic noise": data.synthetic, f"human labels: {data.human_name}": data.human}
+        for title, group in groups.items():
+            columns = [column for column in group if column.key in has_run]
+            if columns:
+                blocks.append(f"### {title[0].upper()}{title[1:]}")
+                blocks += [_accuracies(protocol, numbers, methods, columns), _how(protocol, columns)]
+    columns, columns100 = ([column for column in group if column.key in has_run] for group in (COLUMNS, COLUMNS100))
+    blocks += _targets("### How far the targets are", protocol, numbers, methods, columns)
+    blocks += _targets("### How far the targets are: CIFAR-100", protocol, numbers, methods, columns100)
+    blocks += _detection(protocol, numbers, methods, columns)
+    blocks += _detection_of_cifar100(protocol, numbers, methods, columns100)
     return [*blocks, *(questions.sections(numbers) if protocol == "short" else [])]
 
 
@@ -179,7 +192,9 @@ def _how(protocol: Protocol, columns: Sequence[Column]) -> str:
     )
 
 
-def _targets(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> list[str]:
+def _targets(
+    title: str, protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]
+) -> list[str]:
     rows = []
     for method in [each for each in TARGETS if each in methods]:
         wanted = TARGETS[method]
@@ -196,7 +211,7 @@ def _targets(protocol: Protocol, numbers: Numbers, methods: Sequence[str], colum
             ],
         ]
     header = ("method", "", *(column.title for column in columns), "min per run")
-    return ["### How far the targets are", table(header, rows, num_left=2)] if rows else []
+    return [title, table(header, rows, num_left=2)] if rows and columns else []
 
 
 def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]) -> list[str]:
@@ -230,6 +245,40 @@ def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], col
         "trainings of a ResNet-18 that was pretrained on ImageNet, the better of its self-confidence and margin.",
         table(("method", *heads, "min per run"), rows),
     ]
+
+
+def _detection_of_cifar100(
+    protocol: Protocol, numbers: Numbers, methods: Sequence[str], columns: Sequence[Column]
+) -> list[str]:
+    """AUROC by confidence and by the audit, of what has run."""
+    rows = []
+    for method, by in itertools.product(methods, ("detection", "audit")):
+        cells = [cell(column, method, protocol=protocol) for column in columns]
+        if any(numbers.detection(each, "auroc", by=by) for each in cells):
+            name = f"`{method}`" if by == "detection" else f"`{method}`, `nearsay audit`"
+            texts = [numbers.detected(each, "auroc", by=by) for each in cells]
+            rows.append([name, *texts, numbers.minutes(cells, by=by)])
+    if not rows:
+        return []
+    header = ("method", *(column.title for column in columns), "min per run")
+    return ["### Finding the wrong labels of CIFAR-100", "AUROC, by the same two scores.", table(header, rows)]
+
+
+def _probes(folder: Path) -> list[str]:
+    """Runs of `probes/`, which choose settings and belong to no table."""
+    probes = read_records(folder / PROBES)
+    rows = []
+    for name, record in probes.items():
+        validation, test = record["accuracy"].get("validation"), record["accuracy"]["test"]
+        held_out = NOTHING if validation is None else f"{100 * validation['final']:.1f}"
+        texts = [held_out, f"{100 * test['final']:.1f}", f"{device_seconds(record) / 60:.1f}"]
+        rows.append([f"`{name}`", *texts, record["commit"]])
+    if not rows:
+        return []
+    told = "Runs that choose a setting on held-out examples, one seed each. They belong to no table above."
+    header = ("run", "held out", "test", "min", "commit")
+    commands = "\n".join(f"    {each['command']}" for each in probes.values())
+    return ["## Probes", told, table(header, rows), commands]
 
 
 def _changed(changed: dict[str, list[str]]) -> list[str]:

@@ -21,6 +21,7 @@ from lab.run_queue import (
     Wanted,
     ablated,
     cell,
+    full_title,
     leak,
     without,
 )
@@ -219,12 +220,13 @@ def _row(numbers: Numbers, one: Wanted) -> list[str]:
         cells += [NOTHING if ours is None else numbers.shown(one, split), gap]
     told = " ".join(f"`{word}`" for word in (*more, *changes))
     found = NOTHING if numbers.detection(one, "auroc") is None else numbers.detected(one, "auroc")
-    noise = one.recipe if column is None else column.title
+    noise = one.recipe if column is None else full_title(column)
     return [noise, f"`{one.method}`", told, *cells, found, numbers.minutes([one])]
 
 
 def _column(one: Wanted) -> Column | None:
-    return next((each for each in BY_KEY.values() if set(each.arguments) <= set(one.arguments)), None)
+    same = [column for column in BY_KEY.values() if column.recipe == one.recipe]
+    return next((column for column in same if set(column.arguments) <= set(one.arguments)), None)
 
 
 def _more(one: Wanted) -> list[str]:

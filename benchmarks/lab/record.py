@@ -1,9 +1,14 @@
-"""One small file for each run that is done: what was run, what came of it, and by which command it is done again."""
+"""The record of a finished run: one small file with its command, settings, numbers and versions.
+
+A record never holds a path of the machine that ran it: the places of data sets are written as
+`data/...`, as in the printed command.
+"""
 
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # what every record has
 }
 _ACCURACIES = ("final", "best", "last_10")
 _DETECTIONS = ("auroc", "average_precision")
+_ABSOLUTE = re.compile(r"([\w.]+=|)((?:[A-Za-z]:[\\/]|~?/).+)")  # alone, or as the value of a word
+_SEPARATOR = re.compile(r"[\\/]")
 _NAME = re.compile(r"[\w+][\w+.-]*")  # of a file, in the folder and nowhere else
 _PLACES = ("data.path", "data.labels", "outside.path")  # fields that say where files are
 
@@ -31,11 +38,15 @@ _PLACES = ("data.path", "data.labels", "outside.path")  # fields that say where 
 def make_record(
     wanted: Wanted, result: Mapping[str, Any], settings: Mapping[str, Any], *, seconds: float, places: Mapping[str, str]
 ) -> Record:
-    """What is kept of a finished run: numbers, versions and settings, none of the places where files are.
+    """What is kept of a finished run: numbers, versions and settings, but no path of this machine.
 
-    `result` is that of the run folder, `settings` its experiment as a tree, and `seconds` all the time that it took.
+    `result` is that of the run folder, `settings` its experiment as a tree, `seconds` all the time
+    that it took, and `places` says where this machine has the files that PLACES names.
     """
     labels = {key: value for key, value in result["labels"].items() if key != "num_classes"}
+    shown = {place: PLACES[name] for name, place in places.items()}
+    arguments, overrides = without_private_paths((wanted.arguments, wanted.overrides), shown)
+    wanted = replace(wanted, arguments=arguments, overrides=overrides)
     return {
         "name": wanted.name,
         "tier": wanted.tier,
@@ -57,8 +68,27 @@ def make_record(
         "hardware": result["hardware"],
         "versions": dict(result["versions"]),
         "commit": "",
-        "experiment": _without_places(settings, {place: PLACES[key] for key, place in places.items()}),
+        "experiment": without_private_paths(settings, shown),
     }
+
+
+def without_private_paths(tree: Any, places: Mapping[str, str]) -> Any:
+    """The tree with every absolute path replaced by one below `data`, also as a word `key=/path`.
+
+    A path in `places` is replaced by what `places` says, any other one by `data/` and its last part.
+    """
+    if isinstance(tree, dict):
+        return {key: without_private_paths(value, places) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(without_private_paths(value, places) for value in tree)
+    found = _ABSOLUTE.fullmatch(tree) if isinstance(tree, str) else None
+    if found is None:
+        return tree
+    key, path = found.groups()
+    for place in sorted(places, key=len, reverse=True):  # a folder within another one comes first
+        if path == place or path.startswith(f"{place}/"):
+            return f"{key}{places[place]}{path.removeprefix(place)}"
+    return f"{key}data/{_SEPARATOR.split(path.rstrip('/'))[-1]}"
 
 
 def as_wanted(record: Record) -> Wanted:
@@ -115,7 +145,7 @@ def unchanged(records: Mapping[str, Record]) -> list[str]:
     return [name for name, record in records.items() if not changed_since(record)]
 
 
-def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: bool = False) -> list[str]:
+def take(records: Iterable[Record], folder: Path, *, commit: str = "", overwrite: bool = False) -> list[str]:
     """Put records into a folder, a file each; returns the names of the new ones.
 
     `commit` is filled in where a record has none, or names one that was changed ("-dirty"). A record of the recipe as
@@ -137,7 +167,7 @@ def take(records: Iterable[Record], folder: Path, *, commit: str = "", replace: 
             if is_same and before["commit"]:
                 continue
             is_outdated = not is_same and changed_since(before) and not changed_since(named)
-            if not (is_same or is_outdated or replace):
+            if not (is_same or is_outdated or overwrite):
                 raise ValueError(
                     f"{path} holds another result ({_final(before)} there, {_final(named)} now); nothing was written, "
                     "and --replace would overwrite it"
@@ -173,6 +203,8 @@ def _checked(record: Any) -> Record:
             raise ValueError(f"it has no {key!r}")
         if not isinstance(record[key], kind) or (isinstance(record[key], float) and not math.isfinite(record[key])):
             raise ValueError(f"its {key!r} is {str(record[key])[:40]!r}")
+    if without_private_paths(record, {}) != record:
+        raise ValueError("it holds an absolute path. Replace it by one below data/")
     _check_words(record)
     _check_shares(record)
     _check_costs(record)
@@ -229,12 +261,3 @@ def _check_costs(record: Record) -> None:
 
 def _final(record: Record) -> str:
     return f"{100 * record['accuracy']['test']['final']:.2f} %"
-
-
-def _without_places(tree: Any, places: Mapping[str, str]) -> Any:
-    """The tree with the places of this machine replaced by those of the printed command."""
-    if isinstance(tree, dict):
-        return {key: _without_places(value, places) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_without_places(value, places) for value in tree]
-    return places.get(tree, tree) if isinstance(tree, str) else tree

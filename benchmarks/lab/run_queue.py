@@ -39,6 +39,15 @@ class Column(NamedTuple):
     recipe: str = "cifar10"
 
 
+class DataSet(NamedTuple):
+    """The columns that have tables of their own."""
+
+    name: str
+    synthetic: tuple[Column, ...]
+    human_name: str
+    human: tuple[Column, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """One run, without the places of files."""
@@ -105,10 +114,15 @@ SYNTHETIC100 = (
 )
 HUMAN100 = (Column("cifar100-human", "100N", ("kind=human",), "cifar100"),)
 COLUMNS100 = (*SYNTHETIC100, *HUMAN100)
+
 OPEN_SET = (
     Column("open-set-within-40", "left-out classes", ("kind=open-set-within", "noise=0.4")),
     Column("open-set-40", "CIFAR-100", ("kind=open-set", "noise=0.4")),
 )
+DATA_SETS = {  # by recipe
+    "cifar10": DataSet("CIFAR-10", (*SYMMETRIC, ASYMMETRIC), "CIFAR-10N", HUMAN),
+    "cifar100": DataSet("CIFAR-100", SYNTHETIC100, "CIFAR-100N", HUMAN100),
+}
 BY_KEY = {column.key: column for column in (*COLUMNS, *COLUMNS100, *OPEN_SET)}
 
 FIRST_METHODS = ("standard", "ncr", "ncr+mixup", "elr+", "ncr+elr+")
@@ -167,10 +181,15 @@ PARTS = (
 PARTS_COLUMNS = ("symmetric-80", "human-worse")
 
 
+def full_title(column: Column) -> str:
+    """The title of a column in a table of several data sets."""
+    return column.title if column.recipe == "cifar10" else f"{DATA_SETS[column.recipe].name} {column.title}"
+
+
 def queue() -> list[Wanted]:
     """All runs, each once: first what is required, then the rest."""
     found: dict[str, Wanted] = {}
-    for each in (*_first(), *_headlines(), *_rest()):
+    for each in (*_first(), *_headlines(), *_rest(), *_hundred()):
         found.setdefault(each.name, each)
     return list(found.values())
 

@@ -29,13 +29,15 @@ import time
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `lab` is found when this file is run
 
 import torch
 
+from lab.predictions import audit_again, keep_predictions, path_of
 from lab.record import MERGED, device_seconds, make_record, read_records, take, unchanged, write_json
-from lab.run_queue import FILE, PLACES, read_queue
+from lab.run_queue import FILE, PLACES, Tier, read_queue
 from nearsay import config
 from nearsay.commands.audit import audit_run
 from nearsay.experiment import Machine
@@ -45,7 +47,7 @@ from nearsay.train import train
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
-AUDITED = "^(paper|short)-human-(aggre|worse)-"  # the runs of which docs/results.md tells what an audit finds
+AUDITED = "^(paper|short)-(human-(aggre|worse)|cifar100-human)-"  # the runs that are audited by default
 LONGER = 1.08  # a run may take so many times as long as the longest like it
 ENDING = 8.0  # seconds, to write the last predictions and this file
 
@@ -69,7 +71,7 @@ def _parse(words):
     run.add_argument("--cifar100", type=Path, help="folder that holds cifar-100-python")
     run.add_argument("--cifar100n", type=Path, help="the file of CIFAR-100N")
     run.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
-    run.add_argument("--tier", choices=("A", "B", "C"), help="of docs/results.md; by default all, one after another")
+    run.add_argument("--tier", choices=get_args(Tier), help="of docs/results.md; by default all, in order")
     run.add_argument("--seconds", type=_seconds, default=float("inf"), help="when to stop; by default at the end")
     run.add_argument("--out", type=Path, default=Path("runs/cifar"), help=f"folder for {MERGED}")
     run.add_argument(
@@ -79,6 +81,12 @@ def _parse(words):
         "--keep", type=_expression, default="$^", help="a regular expression: run folders that stay once recorded"
     )
     run.add_argument("--audit", type=_expression, default=AUDITED, help="a regular expression: runs to audit as well")
+    run.add_argument(
+        "--keep-predictions",
+        type=_expression,
+        default="$^",
+        help="a regular expression: runs whose predictions are kept in OUT/predictions, to audit them again",
+    )
     run.add_argument("--queue", type=Path, default=RECORDS / FILE)
     run.add_argument("--records", type=Path, default=RECORDS, help="what is done; nothing is written there")
     run.add_argument("--again", action="store_true", help="also run what is done")
@@ -92,6 +100,10 @@ def _parse(words):
     put.add_argument("--commit", default="", help="of the code that ran")
     put.add_argument("--replace", action="store_true", help="overwrite results that differ")
     put.set_defaults(act=take_merged)
+    again = verbs.add_parser("audit", help="audit recorded runs again, by the predictions that were kept")
+    again.add_argument("--only", type=_expression, default="", help="a regular expression to be found in names of runs")
+    again.add_argument("--records", type=Path, default=RECORDS, help="folder of the records and of predictions/")
+    again.set_defaults(act=audit_recorded)
     return parser.parse_args(words)
 
 
@@ -188,6 +200,8 @@ def run_one(wanted, arguments, place):
         record["device_seconds"] = round(record["seconds"] - seconds + share[0], 1)
     if re.search(arguments.audit, wanted.name):
         record["audit"] = _audit(folder, arguments.runs / "sharing")
+    if re.search(arguments.keep_predictions, wanted.name):
+        record["predictions"] = keep_predictions(folder, path_of(wanted.name, arguments.out))
     record["commit"] = arguments.commit or _commit()
     write_json(arguments.runs / "records" / f"{wanted.name}.json", record)
     _tell(record)
@@ -237,11 +251,31 @@ def take_merged(arguments):
     except (OSError, ValueError, KeyError, TypeError) as error:
         cure = f"give the {MERGED} that run has written into its --out"
         raise ValueError(f"{arguments.merged} is no file of this script: {error}; {cure}") from error
-    fresh = take(records, arguments.records, commit=arguments.commit, replace=arguments.replace)
+    fresh = take(records, arguments.records, commit=arguments.commit, overwrite=arguments.replace)
+    for name in fresh:
+        kept = path_of(name, arguments.merged.parent)
+        if kept.is_file():
+            copy = path_of(name, arguments.records)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(kept, copy)
     print(f"{len(fresh)} of {len(records)} results are new in {arguments.records}.")
     print("Write the page with python benchmarks/lab/page.py.")
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
+    return 0
+
+
+def audit_recorded(arguments):
+    """Audit runs whose predictions were kept, and write the new figures into their records."""
+    for name, record in read_records(arguments.records).items():
+        path = path_of(name, arguments.records)
+        if re.search(arguments.only, name) and path.is_file():
+            began = time.perf_counter()
+            summary = audit_again(record, path).summary
+            if summary:
+                seconds = round(time.perf_counter() - began, 1)
+                write_json(arguments.records / f"{name}.json", {**record, "audit": {**summary, "seconds": seconds}})
+                print(f"{name}: AUROC {summary['auroc']:.4f}, AP {summary['average_precision']:.4f}", flush=True)
     return 0
 
 

@@ -9,6 +9,7 @@ from lab.record import take
 from lab.run_queue import (
     BY_KEY,
     OPEN_SET,
+    OWN,
     PARTS,
     PARTS_COLUMNS,
     RATES,
@@ -27,7 +28,7 @@ WORST, AGGREGATE = BY_KEY["human-worse"], BY_KEY["human-aggre"]
 
 
 def page(folder, *records):
-    take(records, folder, replace=True)
+    take(records, folder, overwrite=True)
     return make_page(folder)
 
 
@@ -58,6 +59,31 @@ def test_the_paper_and_the_field_stand_below_ours(tmp_path):
     assert lines(text, "SSR+")[0][2:] == ["96.7", "–", "96.1", "95.6", "95.2", "95.5", "–"]
     rerun = ["DivideMix", "rerun, ReScience C 2026, best epoch", "95.6", "95.7", "93.1", "–"]
     assert lines(text, "DivideMix", "### Human labels")[0] == rerun
+
+
+def test_cifar_100_has_tables_of_its_own(tmp_path):
+    made = [
+        record(cell(BY_KEY[f"cifar100-{key}"], "ncr"), final) for key, final in (("symmetric-80", 0.41), ("human", 0.5))
+    ]
+    text = page(tmp_path, *made, record(cell(BY_KEY["symmetric-80"], "ncr"), 0.8))
+    synthetic = lines(text, "`ncr` ", "### CIFAR-100, synthetic noise")[0]
+    assert synthetic == ["`ncr`", "ours", *["not run"] * 3, "41.00", "not run", "not run", "1.0"]
+    assert lines(text, "`ncr` ", "### Human labels: CIFAR-100N")[0][2] == "50.00"
+    assert lines(text, "`ncr` ")[0][5] == "80.00"
+    paper = ["NCR + ELR+", "the paper, final epoch", "76.6", "74.2", "72.5", "58.0", "30.8", "76.3", "–"]
+    assert lines(text, "NCR + ELR+", "### CIFAR-100, synthetic noise")[0] == paper
+    assert lines(text, "DSS+", "### Human labels: CIFAR-100N")[0][2] == "74.7"
+    assert lines(text, "`ncr` ", "### Finding the wrong labels of CIFAR-100\n")[0][4] == ".950"
+
+
+def test_probes_stand_apart(tmp_path):
+    usual = cell(BY_KEY["cifar100-symmetric-80"], OWN)
+    probe = Wanted(name="probe", protocol="short", recipe="cifar100", arguments=(*usual.arguments, "held_out=5000"))
+    take([record(probe, 0.2, held_out=0.3)], tmp_path / "probes")
+    text = page(tmp_path, record(usual, 0.48))
+    assert lines(text, "`probe`", "## Probes")[0] == ["`probe`", "30.0", "20.0", "1.0", "1234abc"]
+    assert lines(text, f"`{OWN}`", "### CIFAR-100, synthetic noise")[0][5] == "48.00"
+    assert "### Variations" not in text
 
 
 def test_what_the_paper_ran_again_is_not_called_a_quotation(tmp_path):

@@ -38,7 +38,7 @@ def names():
 
 def test_no_run_is_wanted_twice():
     assert Counter(each.name for each in queue()).most_common(1)[0][1] == 1
-    said = Counter((frozenset(each.arguments), frozenset(each.overrides)) for each in queue())
+    said = Counter((each.recipe, frozenset(each.arguments), frozenset(each.overrides)) for each in queue())
     assert said.most_common(1)[0][1] == 1
 
 

@@ -1,7 +1,9 @@
 import json
+from dataclasses import replace
 
 import pytest
 from lab.cells import Numbers
+from lab.page import RECORDS
 from lab.record import changed_since, check_queued, make_record, read_records, take
 from lab.run_queue import BY_KEY, Wanted, cell, queue
 from lab_runs import record, result
@@ -22,6 +24,41 @@ def test_a_record_keeps_the_numbers_and_no_place_of_this_machine():
     assert made["command"] == ONE.command()
     assert made["experiment"] == {"data": {"path": "data", "labels": "data/CIFAR-10_human.pt"}, "epochs": 100}
     assert "somebody" not in json.dumps(made)
+
+
+def test_no_path_of_a_machine_is_recorded(tmp_path):
+    secret = "/home/some body"
+    arguments = (*ONE.arguments, f"relabeled={secret}/runs/first/labels.npz")
+    wanted = replace(ONE, arguments=arguments, overrides=(f"init={secret}/w.safetensors", "epochs=100"))
+    settings = {
+        "data": {"path": f"{secret}/cifar", "more": [f"{secret}/cifar/cifar-10-batches-py", None, 0.5]},
+        "init": r"C:\Users\somebody\w.safetensors",
+        "labels": "~/labels.pt",
+        "mapping": "cifar10",
+    }
+    made = make_record(wanted, result(), settings, seconds=1.0, places={"cifar10": f"{secret}/cifar"})
+    assert "some" not in json.dumps(made)
+    assert made["experiment"] == {
+        "data": {"path": "data", "more": ["data/cifar-10-batches-py", None, 0.5]},
+        "init": "data/w.safetensors",
+        "labels": "data/labels.pt",
+        "mapping": "cifar10",
+    }
+    assert made["arguments"][-1] == "relabeled=data/labels.npz"
+    assert made["overrides"] == ["init=data/w.safetensors", "epochs=100"]
+    assert take([made], tmp_path) == [ONE.name]
+
+
+def test_a_record_with_a_path_of_a_machine_is_refused(tmp_path):
+    made = record(ONE)
+    made["experiment"]["data"]["path"] = "/home/somebody/cifar"
+    with pytest.raises(ValueError, match="absolute path"):
+        take([made], tmp_path)
+
+
+def test_the_probes_and_records_of_the_project_can_be_read():
+    assert len(read_records(RECORDS)) >= 54
+    assert all(each["recipe"] == "cifar100" for each in read_records(RECORDS / "probes").values())
 
 
 def test_a_run_that_went_on_after_a_stop_counts_the_time_before():
@@ -52,7 +89,7 @@ def test_another_result_is_not_overwritten_silently(tmp_path):
     with pytest.raises(ValueError, match=r"another result \(90\.00 % there, 91\.00 % now\)"):
         take([record(other), record(ONE, 0.91)], tmp_path)
     assert list(read_records(tmp_path)) == [ONE.name]
-    take([record(ONE, 0.91)], tmp_path, replace=True)
+    take([record(ONE, 0.91)], tmp_path, overwrite=True)
     assert read_records(tmp_path)[ONE.name]["accuracy"]["test"]["final"] == 0.91
 
 
@@ -156,7 +193,7 @@ def test_a_changed_recipe_is_noticed():
         ({"arguments": [1]}, "1 is no word of a command"),
         ({"protocol": "long"}, "its protocol 'long' is none of paper, short"),
         ({"name": "../elsewhere"}, "'../elsewhere' is no name of a run"),
-        ({"name": "/elsewhere"}, "'/elsewhere' is no name of a run"),
+        ({"name": "/elsewhere"}, "an absolute path"),
         ({"name": "queue"}, "'queue' is no name of a run"),
     ],
 )

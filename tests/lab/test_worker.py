@@ -17,7 +17,7 @@ import torch
 from lab import worker
 from lab.published import CLEANLAB
 from lab.record import read_records, take
-from lab.run_queue import BY_KEY, EPOCHS, METHODS, Wanted, cell, write_queue
+from lab.run_queue import BY_KEY, EPOCHS, HUMAN100, METHODS, Wanted, cell, write_queue
 from lab_runs import record
 
 from nearsay.experiment import Machine
@@ -199,7 +199,7 @@ def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before
 
 
 def test_those_runs_are_audited_whose_audit_the_page_shows():
-    columns = [BY_KEY[key] for key in CLEANLAB]
+    columns = [*(BY_KEY[key] for key in CLEANLAB), *HUMAN100]
     cells = {cell(*each, protocol=protocol).name for each in product(columns, METHODS) for protocol in EPOCHS}
     names = [each.name for each in worker.read_queue(worker.RECORDS / worker.FILE) if each.arguments[-1][-1] == "0"]
     assert {name for name in names if re.search(worker.AUDITED, name)} == cells & {*names}
@@ -241,7 +241,7 @@ def test_a_run_whose_recipe_has_changed_since_is_run_again(run, tmp_path):
     path = tmp_path / "runs" / "records" / "one.json"
     made = json.loads(path.read_text())
     made["experiment"]["optimizer"]["lr"] = 123.0
-    take([made], path.parent, replace=True)
+    take([made], path.parent, overwrite=True)
     run([toy("one")])
     assert json.loads(path.read_text())["experiment"]["optimizer"]["lr"] != 123.0
 
