@@ -382,24 +382,27 @@ def _share(sharing):
 
 @contextmanager
 def _stopped_at(deadline):
-    """End a run that takes longer than was thought as a signal would: after a checkpoint, from which it can go on.
+    """End a run that is not done at the deadline as a signal would: after a checkpoint, so it can go on later.
 
     Gives the signals that come between two runs, and an event that is set once the time is over.
     """
-    received, is_over = [], threading.Event()
+    received, is_over, ended = [], threading.Event(), threading.Event()
 
-    def end():
-        is_over.set()
-        os.kill(os.getpid(), signal.SIGTERM)
+    def watch():
+        while not ended.wait(1.0):
+            if time.monotonic() >= deadline:
+                is_over.set()
+            if received or is_over.is_set():  # again and again, because a run that is starting does not listen yet
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    timer = threading.Timer(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX), end)
-    timer.daemon = True
-    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))  # for one between two runs
-    timer.start()
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield received, is_over
     finally:
-        timer.cancel()
+        ended.set()
+        thread.join()  # its last signal must not meet the handler of before
         signal.signal(signal.SIGTERM, before)
 
 

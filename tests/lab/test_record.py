@@ -86,7 +86,7 @@ def test_a_commit_that_was_not_the_code_that_ran_is_named_anew(tmp_path):
 def test_another_result_is_not_overwritten_silently(tmp_path):
     other = cell(BY_KEY["symmetric-80"], "ncr")
     take([record(ONE, 0.90)], tmp_path)
-    with pytest.raises(ValueError, match=r"another result \(90\.00 % there, 91\.00 % now\)"):
+    with pytest.raises(ValueError, match=ONE.name):
         take([record(other), record(ONE, 0.91)], tmp_path)
     assert list(read_records(tmp_path)) == [ONE.name]
     take([record(ONE, 0.91)], tmp_path, overwrite=True)
@@ -98,11 +98,11 @@ def test_a_result_of_the_recipe_as_it_was_gives_way_to_one_of_today(tmp_path):
     old["experiment"]["objective"]["alpha"] = 0.5
     take([old], tmp_path)
     another = {**old, "accuracy": record(ONE, 0.89)["accuracy"]}
-    with pytest.raises(ValueError, match="another result"):
+    with pytest.raises(ValueError, match=ONE.name):
         take([another], tmp_path)
     assert take([record(ONE, 0.91)], tmp_path) == [ONE.name]
     assert read_records(tmp_path)[ONE.name]["accuracy"]["test"]["final"] == 0.91
-    with pytest.raises(ValueError, match="another result"):
+    with pytest.raises(ValueError, match=ONE.name):
         take([old], tmp_path)
 
 
@@ -120,13 +120,13 @@ def test_the_runs_of_a_cell_come_by_seed(tmp_path):
 
 def test_a_damaged_or_misnamed_file_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ValueError, match=r"a\.json is no record"):
+    with pytest.raises(ValueError, match=r"a\.json"):
         read_records(tmp_path)
     (tmp_path / "a.json").write_text('{"name": "a"}')
-    with pytest.raises(ValueError, match="it has no 'accuracy'"):
+    with pytest.raises(ValueError, match="'accuracy'"):
         read_records(tmp_path)
     (tmp_path / "a.json").write_text(json.dumps(record(ONE)))
-    with pytest.raises(ValueError, match=f"holds the run '{ONE.name}'"):
+    with pytest.raises(ValueError, match=ONE.name):
         read_records(tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_one_more_item_of_a_list_is_a_change_whatever_it_is(monkeypatch):
 def test_a_record_under_the_name_of_another_run_is_refused():
     check_queued(record(ONE), queue())
     other = Wanted(name=ONE.name, protocol="short", arguments=(*ONE.arguments, "k=5"))
-    with pytest.raises(ValueError, match="but the queue has"):
+    with pytest.raises(ValueError, match=ONE.name):
         check_queued(record(other), queue())
 
 
@@ -157,59 +157,52 @@ def test_a_changed_recipe_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "field"),
     [
-        ({"accuracy": {"test": {"final": float("nan"), "best": 0.9, "last_10": 0.9}}}, "on 'test' are no shares"),
-        ({"accuracy": {"test": {"final": 94.1, "best": 0.9, "last_10": 0.9}}}, r"\[94\.1, 0\.9, 0\.9\] on 'test'"),
-        ({"accuracy": {"test": {"final": "0.9", "best": 0.9, "last_10": 0.9}}}, "are no shares"),
-        ({"accuracy": {}}, r"\[None, None, None\] on 'test' are no shares"),
-        ({"accuracy": []}, r"its 'accuracy' is '\[\]'"),
-        ({"detection": {"auroc": None}}, "its 'auroc' None is no share"),
-        ({"detection": {"auroc": 95.0, "average_precision": 0.9}}, "its 'auroc' 95.0 is no share from 0 to 1"),
-        ({"detection": {"auroc": -0.1, "average_precision": 0.9}}, "its 'auroc' -0.1 is no share from 0 to 1"),
-        ({"detection": 5}, "its 'detection' is '5'"),
-        ({"audit": 5}, "its 'audit' is '5'"),
-        ({"audit": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
-        (
-            {"audit": {"auroc": 0.9, "average_precision": 0.9, "seconds": None}},
-            "the 'seconds' None of its 'audit' are no time",
-        ),
-        ({"detection": {"auroc": 0.9}}, "its 'average_precision' None is no share"),
-        (
-            {"audit": {"auroc": 0.9, "average_precision": 0.9, "seconds": float("inf")}},
-            "the 'seconds' inf of its 'audit' are no time",
-        ),
-        ({"versions": {"torch": 3}}, "its version of torch is 3 and no text"),
-        ({"labels": {"effective_rate": "x"}}, "its 'effective_rate' 'x' is no share"),
-        ({"command": "nearsay train toy"}, "its command is 'nearsay train toy', but that of its recipe"),
-        ({"overrides": ["machine.device=cpu"]}, "its command is .* is 'nearsay train .*machine.device=cpu'"),
-        ({"protocol": "paper"}, "its 'protocol' is 'paper', but its arguments say short"),
-        ({"seed": 3}, "its 'seed' is 3, but its arguments say 0"),
-        ({"seconds": None}, "its 'seconds' is 'None'"),
-        ({"seconds": 60.0, "device_seconds": 61.0}, "its 'device_seconds' 61.0 are no part of 60.0 seconds"),
-        ({"device_seconds": "few"}, "its 'device_seconds' 'few' are no part"),
-        ({"seconds": float("inf")}, "its 'seconds' is 'inf'"),
-        ({"seed": "x"}, "its 'seed' is 'x'"),
-        ({"arguments": [1]}, "1 is no word of a command"),
-        ({"protocol": "long"}, "its protocol 'long' is none of paper, short"),
-        ({"name": "../elsewhere"}, "'../elsewhere' is no name of a run"),
-        ({"name": "/elsewhere"}, "an absolute path"),
-        ({"name": "queue"}, "'queue' is no name of a run"),
+        ({"accuracy": {"test": {"final": float("nan"), "best": 0.9, "last_10": 0.9}}}, "accuracies"),
+        ({"accuracy": {"test": {"final": 94.1, "best": 0.9, "last_10": 0.9}}}, "accuracies"),
+        ({"accuracy": {"test": {"final": "0.9", "best": 0.9, "last_10": 0.9}}}, "accuracies"),
+        ({"accuracy": {}}, "accuracies"),
+        ({"accuracy": []}, "'accuracy'"),
+        ({"detection": {"auroc": None}}, "'auroc'"),
+        ({"detection": {"auroc": 95.0, "average_precision": 0.9}}, "'auroc'"),
+        ({"detection": {"auroc": 0.9}}, "'average_precision'"),
+        ({"detection": 5}, "'detection'"),
+        ({"audit": 5}, "'audit'"),
+        ({"audit": {"auroc": 0.9}}, "'average_precision'"),
+        ({"audit": {"auroc": 0.9, "average_precision": 0.9, "seconds": None}}, "'seconds'"),
+        ({"audit": {"auroc": 0.9, "average_precision": 0.9, "seconds": float("inf")}}, "'seconds'"),
+        ({"versions": {"torch": 3}}, "torch"),
+        ({"labels": {"effective_rate": "x"}}, "'effective_rate'"),
+        ({"command": "nearsay train toy"}, "command"),
+        ({"overrides": ["machine.device=cpu"]}, "command"),
+        ({"protocol": "paper"}, "'protocol'"),
+        ({"protocol": "long"}, "protocol"),
+        ({"seed": 3}, "'seed'"),
+        ({"seed": "x"}, "'seed'"),
+        ({"seconds": None}, "'seconds'"),
+        ({"seconds": float("inf")}, "'seconds'"),
+        ({"seconds": 60.0, "device_seconds": 61.0}, "'device_seconds'"),
+        ({"device_seconds": "few"}, "'device_seconds'"),
+        ({"arguments": [1]}, "word of a command"),
+        ({"name": "../elsewhere"}, "name of a run"),
+        ({"name": "/elsewhere"}, "absolute path"),
+        ({"name": "queue"}, "name of a run"),
     ],
 )
-def test_a_record_that_was_edited_by_hand_is_refused_and_nothing_is_written(tmp_path, changes, complaint):
+def test_a_record_that_was_edited_by_hand_is_refused_and_nothing_is_written(tmp_path, changes, field):
     edited = {**record(ONE), **changes}
     (tmp_path / "a").mkdir()
-    with pytest.raises(ValueError, match=f"{complaint}.*; nothing was written"):
+    with pytest.raises(ValueError, match=field):
         take([record(cell(BY_KEY["symmetric-80"], "ncr")), edited], tmp_path / "a")
     (tmp_path / "a" / f"{ONE.name}.json").write_text(json.dumps(edited))
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=field):
         read_records(tmp_path / "a")
     assert [path.name for path in tmp_path.rglob("*.json")] == [f"{ONE.name}.json"]
 
 
 @pytest.mark.parametrize("content", ["[]", '"text"', "5", "[" * 100_000])
-def test_what_is_no_object_is_no_record(tmp_path, content):
+def test_a_file_without_an_object_is_not_a_record(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(ValueError, match=r"a\.json is no record of a run"):
+    with pytest.raises(ValueError, match=r"a\.json"):
         read_records(tmp_path)

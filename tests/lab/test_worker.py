@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from itertools import product
 from pathlib import Path
@@ -48,7 +47,7 @@ def test_one_run_that_fails_does_not_stop_the_others(run, tmp_path):
     queue = [toy("first", "method=standard"), toy("wrong", "method=nothing"), toy("last", "method=ncr")]
     code, names, failed, _ = run(queue)
     assert (code, names, list(failed)) == (70, ["first", "last"], ["wrong"])
-    assert "'nothing'" in failed["wrong"]
+    assert "nothing" in failed["wrong"]
     records = read_records(tmp_path / "runs" / "records")
     assert list(records) == ["first", "last"]
     assert records["first"]["labels"]["requested_rate"] == 0.4
@@ -57,14 +56,14 @@ def test_one_run_that_fails_does_not_stop_the_others(run, tmp_path):
     assert "1/1  wrong" in told
 
 
-def test_what_is_recorded_or_not_chosen_is_left_out(run, tmp_path, capsys):
+def test_runs_that_are_recorded_or_not_chosen_are_left_out(run, tmp_path, capsys):
     queue = [toy(f"{name}-{tier}", tier=tier) for tier in "BA" for name in ("one", "two")]
     assert run(queue, "--tier", "A", "--only", "^one")[1] == ["one-A"]
     merged = {"records": [json.loads((tmp_path / "runs" / "records" / "one-A.json").read_text())]}
     (tmp_path / "merged").write_text(json.dumps(merged))
     words = ["take", str(tmp_path / "merged"), "--records", str(tmp_path / "taken"), "--commit", "abc1234"]
     assert worker.main(words) == 0
-    assert "1 of 1 results are new" in capsys.readouterr().out
+    capsys.readouterr()
     assert list(read_records(tmp_path / "taken")) == ["one-A"]
     told = run(queue, "--list", "--records", str(tmp_path / "taken"), "--runs", str(tmp_path / "others"))[3]
     assert [line.split()[-1] for line in told.splitlines()] == ["one-B", "two-B", "two-A"]
@@ -73,10 +72,10 @@ def test_what_is_recorded_or_not_chosen_is_left_out(run, tmp_path, capsys):
 def test_no_run_is_started_that_would_not_end_in_time(run):
     _, names, _, told = run([toy("long", seconds=500.0), toy("brief")], "--seconds", "100")
     assert names == ["brief"]
-    assert re.search(r"long would take 508 of \d+ s: later", told)
+    assert "508" in told  # the seconds that the long one would take
 
 
-def test_what_took_longer_than_guessed_is_expected_to_take_as_long_again():
+def test_a_run_is_expected_to_take_as_long_as_the_longest_like_it():
     wanted = cell(BY_KEY["symmetric-40"], "ncr")
     seen = [record(cell(BY_KEY["symmetric-80"], "ncr"), seconds=seconds) for seconds in (300.0, 250.0)]
     assert worker.expected(wanted, seen) == wanted.seconds + worker.ENDING  # of other hardware
@@ -86,7 +85,7 @@ def test_what_took_longer_than_guessed_is_expected_to_take_as_long_again():
 
 
 @pytest.mark.parametrize("k", [10, 7])
-def test_how_long_a_run_took_whose_recipe_is_another_today_tells_nothing(run, tmp_path, k):
+def test_the_time_of_a_run_whose_recipe_has_changed_is_not_expected_again(run, tmp_path, k):
     run([toy("one", "method=ncr")])
     [found] = read_records(tmp_path / "runs" / "records").values()
     found["seconds"] = found["device_seconds"] = 500.0
@@ -94,16 +93,15 @@ def test_how_long_a_run_took_whose_recipe_is_another_today_tells_nothing(run, tm
     (tmp_path / "one.json").write_text(json.dumps(found))
     shutil.rmtree(tmp_path / "runs")
     _, names, _, told = run([toy("two", "method=ncr", "seed=1")], "--seconds", "100")
-    assert bool(re.search(r"two would take 548 of \d+ s: later", told)) == (k == 10)
+    assert ("548" in told) == (k == 10)
     assert names == ([] if k == 10 else ["two"])
 
 
-def test_a_run_that_the_time_runs_out_on_leaves_a_checkpoint_and_the_others_their_records(run, tmp_path):
+def test_a_run_that_is_cut_off_leaves_a_checkpoint_and_the_others_their_records(run, tmp_path):
     endless = Wanted(name="endless", protocol="short", recipe="toy", arguments=("epochs=5000",), overrides=())
     run([toy("brief")])
-    code, names, failed, told = run([toy("brief"), endless], "--seconds", "1")
+    code, names, failed, _ = run([toy("brief"), endless], "--seconds", "1")
     assert (code, names, failed) == (0, ["brief"], {})
-    assert "endless: stopped by SIGTERM" in told
     assert list((tmp_path / "runs" / "endless" / "checkpoints").glob("step-*"))
 
 
@@ -112,17 +110,16 @@ def test_a_signal_from_outside_ends_it_with_the_code_of_the_signal(run, monkeypa
     plain = worker.train
 
     def train(*words, **more):
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        os.kill(os.getpid(), signal.SIGTERM)  # before the training listens
         return plain(*words, **more)
 
     monkeypatch.setattr(worker, "train", train)
-    code, _, failed, told = run([endless, toy("never")])
-    assert (code, failed) == (143, {})
-    assert "endless: stopped by SIGTERM" in told
+    code, names, failed, told = run([endless, toy("never")])
+    assert (code, names, failed) == (143, [], {})
     assert "never" not in told
 
 
-def test_so_does_one_between_two_runs(run, monkeypatch):
+def test_a_signal_between_two_runs_ends_it_too(run, monkeypatch):
     plain = worker.run_one
 
     def run_one(*words):
@@ -148,9 +145,8 @@ def test_a_run_that_another_process_has_is_left_to_it_and_one_whose_process_died
     claims.mkdir(parents=True)
     (claims / "theirs").symlink_to(str(another))
     (claims / "orphan").symlink_to(str(process.pid))
-    code, names, _, told = run([toy("theirs"), toy("orphan")])
+    code, names, _, _ = run([toy("theirs"), toy("orphan")])
     assert (code, names) == (0, ["orphan"])
-    assert "1/2  theirs is left to another process" in told
     assert [each.name for each in claims.iterdir()] == ["theirs"]
 
 
@@ -177,7 +173,7 @@ def test_seconds_with_another_run_beside_it_count_half(tmp_path, another):
         time.sleep(2.2)
     taken = time.perf_counter() - began
     assert alone[0] >= 0.2
-    assert 0.4 * taken < shared[0] <= 0.5 * taken
+    assert 0.25 * taken < shared[0] <= 0.5 * taken
 
 
 def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before(run, tmp_path, another, monkeypatch):
@@ -198,7 +194,7 @@ def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before
     assert 900 < records["resumed"]["device_seconds"] < 1000.0
 
 
-def test_those_runs_are_audited_whose_audit_the_page_shows():
+def test_runs_on_human_labels_are_audited_by_default():
     columns = [*(BY_KEY[key] for key in CLEANLAB), *HUMAN100]
     cells = {cell(*each, protocol=protocol).name for each in product(columns, METHODS) for protocol in EPOCHS}
     names = [each.name for each in worker.read_queue(worker.RECORDS / worker.FILE) if each.arguments[-1][-1] == "0"]
@@ -257,90 +253,81 @@ def test_runs_without_their_files_are_left_out(run):
     assert [line.split()[-1] for line in told.splitlines()] == ["one"]
 
 
-@pytest.mark.parametrize("option", ["--cifar10", "--cifar10n", "--cifar100", "--cifar100n"])
-def test_a_path_that_is_not_there_is_told_once_and_before_any_run(tmp_path, capsys, option):
+@pytest.fixture
+def words(tmp_path):
+    """Options of a queue of one run, in folders of their own."""
     (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    return ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
+
+
+@pytest.mark.parametrize("option", ["--cifar10", "--cifar10n", "--cifar100", "--cifar100n"])
+def test_a_path_that_is_not_there_is_named_once_and_before_any_run(tmp_path, words, capsys, option):
     assert worker.main(["run", *words, option, str(tmp_path / "nowhere")]) == 65
-    told = capsys.readouterr().err
-    assert told == f"error: {option} {tmp_path / 'nowhere'} is not there; give a path that exists, or leave it out\n"
+    assert f"{option} {tmp_path / 'nowhere'}" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
-def test_that_nothing_is_left_is_told(tmp_path, capsys):
-    (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
+def test_an_empty_choice_of_runs_is_no_failure(words, tmp_path, capsys):
     for more in (["--list"], ["--out", str(tmp_path)]):
         assert worker.main(["run", *words, "--only", "two", *more]) == 0
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert told.err == "nothing is left of what --tier, --only and the files given choose\n"
+        output = capsys.readouterr()
+        assert (output.out, bool(output.err)) == ("", True)
 
 
-def test_how_many_are_left_out_is_told(tmp_path, capsys):
+@pytest.mark.parametrize("num", [1, 2])
+def test_runs_that_lack_a_file_are_counted(tmp_path, words, capsys, num):
     human = [cell(BY_KEY["human-worse"], method) for method in ("ncr", "elr")]
-    for queue, told in (
-        (human, "2 runs need --cifar10n and are left out"),
-        (human[:1], "1 run needs --cifar10n and is"),
-    ):
-        (tmp_path / "queue.json").write_text(write_queue(queue))
-        words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
-        assert worker.main(["run", *words, "--cifar10", "anywhere", "--list"]) == 0
-        assert capsys.readouterr().err.startswith(told)
+    (tmp_path / "queue.json").write_text(write_queue(human[:num]))
+    assert worker.main(["run", *words, "--cifar10", "anywhere", "--list"]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith(f"{num} ")
+    assert "--cifar10n" in told
 
 
-@pytest.mark.parametrize("option", ["--only", "--keep", "--audit"])
-def test_what_is_no_regular_expression_is_refused_in_a_sentence(run, tmp_path, capsys, option):
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *((option, "[") for option in ("--only", "--keep", "--audit", "--keep-predictions")),
+        *(("--seconds", value) for value in ("nan", "0", "-5", "soon")),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_before_any_run(words, tmp_path, capsys, option, value):
     with pytest.raises(SystemExit) as stopped:
-        run([toy("one")], option, "[")
+        worker.main(["run", *words, option, value])
     assert stopped.value.code == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {option}: '[' is no regular expression (unterminated character set at position 0); write" in told
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert option in last
+    assert value in last
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("seconds", ["nan", "0", "-5", "soon"])
-def test_a_time_that_is_none_is_refused_in_a_sentence(run, tmp_path, capsys, seconds):
-    with pytest.raises(SystemExit) as stopped:
-        run([toy("one")], "--seconds", seconds)
-    assert stopped.value.code == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument --seconds: {seconds} seconds are no time to run in; give a number above 0" in told
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_setting_that_is_refused_is_told_without_a_traceback_and_a_mistake_of_ours_with_one(run, monkeypatch, capsys):
+def test_only_a_mistake_of_ours_is_printed_with_a_traceback(run, monkeypatch):
     printed = []
     monkeypatch.setattr(worker.traceback, "print_exc", lambda: printed.append(1))
-    assert "'nothing'" in run([toy("wrong", "method=nothing")])[2]["wrong"]
+    assert "wrong" in run([toy("wrong", "method=nothing")])[2]
     assert not printed
     monkeypatch.setattr(worker, "train", None)
-    assert "internal error: TypeError" in run([toy("broken", "method=ncr")])[2]["broken"]
+    assert "TypeError" in run([toy("broken", "method=ncr")])[2]["broken"]
     assert printed
 
 
 @pytest.mark.parametrize("content", ["[1", "[1]", "{}"])
-def test_a_damaged_reason_of_a_failure_is_told_by_its_file(run, tmp_path, capsys, content):
+def test_a_damaged_reason_of_a_failure_is_named(words, tmp_path, capsys, content):
     path = tmp_path / "runs" / "records" / "failed" / "one.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    (tmp_path / "queue.json").write_text(write_queue([toy("one")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
     assert worker.main(["run", *words]) == 65
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: {path} does not tell why a run failed: ")
-    assert err.endswith("; remove it, and it is run again\n")
+    assert str(path) in capsys.readouterr().err
 
 
-def test_a_failure_that_another_process_takes_back_meanwhile_is_none(tmp_path, capsys):
+def test_a_failure_that_another_process_takes_back_meanwhile_is_none(words, tmp_path, capsys):
     path = tmp_path / "runs" / "records" / "failed" / "one.json"
     path.parent.mkdir(parents=True)
     path.symlink_to("gone")  # listed, and not there any more
     (tmp_path / "queue.json").write_text(write_queue([toy("one"), toy("two")]))
-    words = ["--queue", str(tmp_path / "queue.json"), "--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
     assert worker.main(["run", "--list", *words]) == 0
     names = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["one", "two"]  # what failed comes last
+    assert names == ["one", "two"]  # a run that failed comes last
 
 
 def test_a_folder_may_be_kept(run, tmp_path):
@@ -349,26 +336,21 @@ def test_a_folder_may_be_kept(run, tmp_path):
     assert (tmp_path / "runs" / "two" / "result.json").is_file()
 
 
-def test_what_is_no_merged_file_is_refused_in_a_sentence(tmp_path, capsys):
-    (tmp_path / "merged").write_text("[]")
-    assert worker.main(["take", str(tmp_path / "merged"), "--records", str(tmp_path)]) == 65
-    assert "is no file of this script" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "name"),
     [
-        (["run", "--queue", "three.json", "--list"], 65, "three.json is no queue of runs: "),
-        (["run", "--only", "^none$", "--runs", "three.json"], 74, "error: three.json/sharing: Not a directory"),
-        (["run", "--only", "^none$", "--runs", "runs", "--out", "three.json"], 74, "error: three.json: File exists"),
-        (["take", "records.json"], 65, "records.json is no file of this script: "),
-        (["take", "failed.json"], 65, "failed.json is no file of this script: "),
-        (["take", "none.json"], 65, "none.json'; give the cifar.json that run has written into its --out"),
+        (["run", "--queue", "three.json", "--list"], 65, "three.json"),
+        (["run", "--only", "^none$", "--runs", "three.json"], 74, "three.json/sharing"),
+        (["run", "--only", "^none$", "--runs", "runs", "--out", "three.json"], 74, "three.json"),
+        (["take", "three.json"], 65, "three.json"),
+        (["take", "records.json"], 65, "records.json"),
+        (["take", "failed.json"], 65, "failed.json"),
+        (["take", "none.json"], 65, "none.json"),
     ],
 )
-def test_files_that_cannot_be_meant_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, words, code, told):
+def test_a_file_of_another_kind_is_named(tmp_path, monkeypatch, capsys, words, code, name):
     monkeypatch.chdir(tmp_path)
-    for name, tree in {"three": [3], "records": {"records": 3}, "failed": {"records": [], "failed": 3}}.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(tree))
+    for stem, tree in {"three": [3], "records": {"records": 3}, "failed": {"records": [], "failed": 3}}.items():
+        (tmp_path / f"{stem}.json").write_text(json.dumps(tree))
     assert worker.main([*words, "--records", str(tmp_path / "taken")]) == code
-    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert name in capsys.readouterr().err.splitlines()[-1]
