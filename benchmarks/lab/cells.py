@@ -35,7 +35,7 @@ class Numbers:
     def of(self, wanted: Wanted) -> list[Record]:
         """The runs that differ from the wanted one in nothing but their seed, by seed.
 
-        Runs of the recipe as it is today, if there are any: a mean is never of two forms of a method.
+        If some are runs of today's recipe, only those: a mean is never of two forms of a method.
         """
         alike = self.ever(wanted)
         return [each for each in alike if each["name"] not in self.changed] or alike
@@ -61,7 +61,7 @@ class Numbers:
         return self._marked(as_text(self.accuracy(wanted, split)), wanted)
 
     def detection(self, wanted: Wanted, kind: str, *, by: str = "detection") -> Spread | None:
-        """AUROC or average precision, also `by` the "audit"; None where no run knows which labels are wrong."""
+        """AUROC or average precision, also `by` the "audit"; None if no wrong label is known."""
         return spread(each[by][kind] for each in self.of(wanted) if each.get(by))
 
     def detected(self, wanted: Wanted, kind: str, *, by: str = "detection") -> str:
@@ -73,10 +73,10 @@ class Numbers:
         return f"{text}{CHANGED}" if is_changed and text != NOT_RUN else text
 
     def minutes(self, wanted: Iterable[Wanted], *, by: str = "detection") -> str:
-        """What a run takes, over all runs of a row; with the range where they differ by more than a quarter.
+        """Minutes of a run, as a mean over a row; with the range if they differ by over a quarter.
 
-        In a row `by` the "audit", of the runs with an audit that was timed, each with its audit. With a mark if one of
-        them is of a recipe that has changed since.
+        `by` the "audit", only runs whose audit was timed count, each with its audit. Marked if one
+        of the runs is of a recipe that has changed since.
         """
         found = [each for one in wanted for each in self.of(one)]
         if by == "audit":
@@ -99,8 +99,8 @@ def check_doubles(records: Mapping[str, Record], folder: Path) -> None:
         run = each["protocol"], _key(each["recipe"], each["arguments"], each["overrides"]), int(each["seed"])
         if (other := seen.setdefault(run, name)) != name:
             raise ValueError(
-                f"{folder / other}.json and {folder / name}.json are records of the same run with the same seed; "
-                "remove one of them"
+                f"{folder / other}.json and {folder / name}.json are records of the same run with "
+                "the same seed; remove one of them"
             )
 
 
@@ -125,7 +125,7 @@ def difference(ours: Spread | None, other: float, digits: int = 2) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = 1) -> str:
-    """A table in Markdown that also reads as plain text; all but the first columns are set to the right."""
+    """A table in Markdown that also reads as plain text; all but the first columns align right."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(header))]
 
@@ -141,7 +141,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int
 
 
 def _key(recipe: str, arguments: Iterable[str], overrides: Iterable[str]) -> Key:
-    """What runs have in common that differ in their seed only; where and how fast they took place does not count."""
+    """What runs have in common that differ in their seed only, wherever they ran."""
     chosen = frozenset(word for word in arguments if not word.startswith("seed="))
     return recipe, chosen, frozenset(word for word in overrides if not word.startswith("machine."))
 
@@ -199,8 +199,9 @@ def _told(reference: str, numbers: Numbers) -> str:
     except (ValueError, KeyError, TypeError) as error:
         kinds = ", ".join((*_KINDS, "seeds"))
         raise ValueError(
-            f"{{{reference}}} is no number of a run; write {{RUN KIND}} or {{RUN KIND - NUMBER}} with a name of "
-            f"benchmarks/records/ with or without its -seed-N for RUN, and for KIND one of {kinds}"
+            f"{{{reference}}} is no number of a run; write {{RUN KIND}} or {{RUN KIND - NUMBER}} "
+            "with a name of benchmarks/records/ with or without its -seed-N for RUN, and for KIND "
+            f"one of {kinds}"
         ) from error
     if found is None or than is None:
         return NOT_RUN
@@ -215,7 +216,7 @@ def _mean(pair: str, numbers: Numbers) -> float | None:
 
 
 def _alike(name: str, numbers: Numbers) -> list[Record]:
-    """The run of this name, or the runs that have it before their seeds, of one form of a method."""
+    """The run of this name, or the runs of several seeds with this name before `-seed-N`."""
     if name in numbers.records:
         return [numbers.records[name]]
     seeds = re.compile(rf"{re.escape(name)}(-seed-\d+)?")

@@ -1,9 +1,10 @@
-"""What rejecting the labels of foreign rows is worth: toy data, of which a share is replaced by other Gaussian classes.
+"""The worth of rejecting the labels of foreign rows, on toy data of which a share is replaced.
 
     python benchmarks/lab/open_set.py
 
-Trains `nearsay train toy` by cross-entropy, by NCR and by NCR with `reject`, three seeds each, with `OpenSet` in place
-of the noise of the recipe, and prints mean and standard deviation of the final accuracy on the clean test set.
+Trains `nearsay train toy` by cross-entropy, by NCR and by NCR with `reject`, three seeds each, and
+replaces a share of the examples by those of other Gaussian classes (`OpenSet`). Prints mean and
+standard deviation of the final accuracy on the clean test set.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Write docs/results.md and benchmarks/records/queue.json from the records of finished runs.
 
     python benchmarks/lab/page.py           # write both files
-    python benchmarks/lab/page.py --check   # write nothing; exit with 65 if a file is not up to date
+    python benchmarks/lab/page.py --check   # write nothing; exit with 65 if a file is outdated
 
 All numbers come from the records. Only the texts of found.md and choices.md are written by hand.
 """
@@ -50,10 +50,13 @@ _TIERS: dict[Tier, str] = {
     "C": "short, one seed: all other cells, and the questions below",
     "D": "short, one seed: CIFAR-100",
 }
+_PRINTED = "250 epochs in batches of 256, learning rate 0.1 on a cosine"
 _LENGTHS: dict[Protocol, str] = {
-    "short": "100 epochs instead of 250; warm-up, averaging and the start of NCR beside ELR are shorter with it. The "
-    "paper's numbers, some of which are what is to be reached, are after 250",
-    "paper": "250 epochs in batches of 256, learning rate 0.1 on a cosine, weight decay 5e-4, as the paper prints",
+    "short": (
+        "100 epochs instead of 250; warm-up, averaging and the start of NCR beside ELR are shorter "
+        "with it. The paper's numbers, some of which are what is to be reached, are after 250"
+    ),
+    "paper": f"{_PRINTED}, weight decay 5e-4, as the paper prints",
 }
 
 
@@ -67,8 +70,9 @@ def make_page(folder: Path) -> str:
     everything = Numbers(records=records, changed=frozenset(changed))
     blocks = [
         "# Results",
-        "Made by `python benchmarks/lab/page.py` from the files in [benchmarks/records](../benchmarks/records), one "
-        'for each run, and not to be edited. A cell without a run reads "not run".',
+        "Made by `python benchmarks/lab/page.py` from the files in "
+        "[benchmarks/records](../benchmarks/records), one for each run, and not to be edited. A "
+        'cell without a run reads "not run".',
         *_rules(records),
         *_progress(wanted, records.keys() - changed.keys()),
         "## What was found, and what fell short",
@@ -101,27 +105,31 @@ def _rules(records: dict[str, Record]) -> list[str]:
     hardware = sorted({record["hardware"] for record in records.values()})
     where = f"on {' and '.join(hardware)}" if hardware else "of the machine that ran them"
     return [
-        "- *The paper* is Iscen et al., Learning with Neighbor Consistency for Noisy Labels, CVPR 2022; "
-        "[methods.md](methods.md) says what each method is.\n"
-        "- AUROC: how often a wrong label is found more suspicious than a right one. AP: average precision, near 1 if "
-        "the wrong labels stand before all others.\n"
-        "- An accuracy of ours is that of the final epoch on the clean test set, in percent: of one run, or the mean ± "
-        "standard deviation (n − 1) over n seeds. Of the tables, only the lists of runs have the best epoch. For "
-        "numbers of others, the column *from* names the epoch where it is known.\n"
-        "- All 50 000 images are trained on and none is held out, as the recipe's protocols have it, except where a "
-        "setting is chosen; the public ELR code holds out 5 000, and so may the paper.\n"
-        "- Symmetric noise redraws that share of the labels over all classes, so that at 40 % about 36 % are wrong; "
-        "asymmetric noise maps 40 % of five classes to similar ones, so that 20 % are wrong (18.4 % in the public ELR "
-        "code, which the paper ran and which maps some back). 10N are the human labels of CIFAR-10N. Noise is "
-        "drawn once and shared: by both networks of a pair, and by all methods with the same seed.\n"
-        "- On CIFAR-100, asymmetric noise maps 40 % of every class to the next one of its block of five, as the "
-        "public ELR code does, so that 40 % are wrong. 100N are the human labels of CIFAR-100N, of which 40 % are "
-        "wrong. ELR has the β and λ that its authors use there.\n"
-        "- No method knows the noise rate, and each has one setting for all columns, but for ELR's own β and λ for "
-        "asymmetric noise. `elr+` and `ncr+elr+` are two PreActResNet-18, judged by the mean of both; all others are "
-        "one ResNet-18.\n"
-        f"- Minutes are those of a whole run {where}, with compilation, evaluation after each epoch and predictions; "
-        "where several shared a device, each second of it is divided among them, and images/s are marked.",
+        "- *The paper* is Iscen et al., Learning with Neighbor Consistency for Noisy Labels, CVPR "
+        "2022; [methods.md](methods.md) says what each method is.\n"
+        "- AUROC: how often a wrong label is found more suspicious than a right one. AP: average "
+        "precision, near 1 if the wrong labels stand before all others.\n"
+        "- An accuracy of ours is that of the final epoch on the clean test set, in percent: of "
+        "one run, or the mean ± standard deviation (n − 1) over n seeds. Of the tables, only the "
+        "lists of runs have the best epoch. For numbers of others, the column *from* names the "
+        "epoch where it is known.\n"
+        "- All 50 000 images are trained on and none is held out, as the recipe's protocols have "
+        "it, except where a setting is chosen; the public ELR code holds out 5 000, and so may "
+        "the paper.\n"
+        "- Symmetric noise redraws that share of the labels over all classes, so that at 40 % "
+        "about 36 % are wrong; asymmetric noise maps 40 % of five classes to similar ones, so "
+        "that 20 % are wrong (18.4 % in the public ELR code, which the paper ran and which maps "
+        "some back). 10N are the human labels of CIFAR-10N. Noise is drawn once and shared: by "
+        "both networks of a pair, and by all methods with the same seed.\n"
+        "- On CIFAR-100, asymmetric noise maps 40 % of every class to the next one of its block "
+        "of five, as the public ELR code does, so that 40 % are wrong. 100N are the human labels "
+        "of CIFAR-100N, of which 40 % are wrong. ELR has the β and λ that its authors use there.\n"
+        "- No method knows the noise rate, and each has one setting for all columns, but for "
+        "ELR's own β and λ for asymmetric noise. `elr+` and `ncr+elr+` are two PreActResNet-18, "
+        "judged by the mean of both; all others are one ResNet-18.\n"
+        f"- Minutes are those of a whole run {where}, with compilation, evaluation after each "
+        "epoch and predictions; where several shared a device, each second of it is divided among "
+        "them, and images/s are marked.",
     ]
 
 
@@ -136,9 +144,9 @@ def _progress(wanted: Sequence[Wanted], done: Set[str]) -> list[str]:
     return [
         "## What is done",
         table(header, rows, num_left=2),
-        "`python benchmarks/lab/worker.py run --cifar10 DIR --cifar10n FILE --cifar100 DIR --cifar100n FILE` runs what "
-        "is left of [queue.json](../benchmarks/records/queue.json); started more than once, the processes share the "
-        "work.",
+        "`python benchmarks/lab/worker.py run --cifar10 DIR --cifar10n FILE --cifar100 DIR "
+        "--cifar100n FILE` runs what is left of [queue.json](../benchmarks/records/queue.json); "
+        "started more than once, the processes share the work.",
     ]
 
 
@@ -187,8 +195,9 @@ def _how(protocol: Protocol, columns: Sequence[Column]) -> str:
     files = " ".join(cell(columns[0], "METHOD").words(PLACES)[: len(cell(columns[0], "METHOD").needs()) + 1])
     kinds = "; ".join(f"{column.title}: `{' '.join(column.arguments)}`" for column in columns)
     return (
-        f"The command of a row: `nearsay train {files} method=METHOD NOISE protocol={protocol} seed=SEED --set "
-        f"machine.compile=true`, with the name of the row for METHOD and for NOISE, by column, {kinds}."
+        f"The command of a row: `nearsay train {files} method=METHOD NOISE protocol={protocol} "
+        "seed=SEED --set machine.compile=true`, with the name of the row for METHOD and for "
+        f"NOISE, by column, {kinds}."
     )
 
 
@@ -238,11 +247,12 @@ def _detection(protocol: Protocol, numbers: Numbers, methods: Sequence[str], col
     heads = [f"{title} {kind}" for title in titles for kind in ("AUROC", "to cleanlab", "AP")]
     return [
         "### Finding the wrong labels of CIFAR-10N",
-        "By the confidence of the final network in the given label of each training image, from one run that trained "
-        "on these labels; over all images, with the original labels of CIFAR-10 as the truth. Rows of `nearsay audit` "
-        "are of the same run, by the score that the audit makes of its probabilities, neighbors and training; their "
-        "minutes are of the run and its audit, where that was timed. Those of cleanlab are of five "
-        "trainings of a ResNet-18 that was pretrained on ImageNet, the better of its self-confidence and margin.",
+        "By the confidence of the final network in the given label of each training image, from "
+        "one run that trained on these labels; over all images, with the original labels of "
+        "CIFAR-10 as the truth. Rows of `nearsay audit` are of the same run, by the score that "
+        "the audit makes of its probabilities, neighbors and training; their minutes are of the "
+        "run and its audit, where that was timed. Those of cleanlab are of five trainings of a "
+        "ResNet-18 that was pretrained on ImageNet, the better of its self-confidence and margin.",
         table(("method", *heads, "min per run"), rows),
     ]
 
@@ -275,7 +285,7 @@ def _probes(folder: Path) -> list[str]:
         rows.append([f"`{name}`", *texts, record["commit"]])
     if not rows:
         return []
-    told = "Runs that choose a setting on held-out examples, one seed each. They belong to no table above."
+    told = "Runs that choose a setting on held-out examples, one seed each. No table above has them."
     header = ("run", "held out", "test", "min", "commit")
     commands = "\n".join(f"    {each['command']}" for each in probes.values())
     return ["## Probes", told, table(header, rows), commands]
@@ -287,7 +297,7 @@ def _changed(changed: dict[str, list[str]]) -> list[str]:
     lines = [f"- `{name}`: {'; '.join(found[:5])}" for name, found in changed.items()]
     return [
         "## Settings that have changed since",
-        f"Numbers with {CHANGED} are of runs whose recipe is another today; what was run stands first.",
+        f"Numbers with {CHANGED} are of runs of an earlier recipe; its settings stand first.",
         "\n".join(lines),
     ]
 
@@ -332,9 +342,10 @@ def _all_runs(records: dict[str, Record], wanted: Sequence[Wanted]) -> list[str]
     if len(blocks) == 1:
         return [*blocks, "No run is recorded yet."]
     told = (
-        "Accuracies on the test set after the final epoch, after the best one and in the mean of the last ten, that "
-        "on held-out examples; AUROC and AP of the confidence in the given labels; the share of labels that are wrong; "
-        "memory of the device at most. The command of each run stands below its table, in the same order."
+        "Accuracies on the test set after the final epoch, after the best one and in the mean of "
+        "the last ten, that on held-out examples; AUROC and AP of the confidence in the given "
+        "labels; the share of labels that are wrong; memory of the device at most. The command of "
+        "each run stands below its table, in the same order."
     )
     return [blocks[0], told, *blocks[1:]]
 
@@ -352,14 +363,19 @@ def _run(record: Record) -> list[str]:
         ),
         NOTHING if rate is None else f"{100 * rate:.1f} %",
         f"{device_seconds(record) / 60:.1f}",
-        f"{record['images_per_second']:,.0f}{' shared' if 'device_seconds' in record else ''}".replace(",", " "),
+        _speed(record),
         f"{record['peak_memory_bytes'] / 2**30:.1f}",
         record["commit"] or NOTHING,
     ]
 
 
+def _speed(record: Record) -> str:
+    number = f"{record['images_per_second']:,.0f}".replace(",", " ")
+    return f"{number} shared" if "device_seconds" in record else number
+
+
 def write_results(folder: Path, page: Path) -> list[Path]:
-    """Write the page of the records in `folder`, and the queue into it; returns the files that changed."""
+    """Write the page of the records in `folder`, and the queue; returns the files that changed."""
     stale = _stale(folder, page)
     for path, content in stale.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -368,7 +384,7 @@ def write_results(folder: Path, page: Path) -> list[Path]:
 
 
 def stale_files(folder: Path, page: Path) -> list[Path]:
-    """The files that differ from what the records make of them; ValueError if `folder` holds no record."""
+    """The files that are outdated; ValueError if `folder` holds no record."""
     return list(_stale(folder, page))
 
 

@@ -1,10 +1,11 @@
 """Predictions of a finished run in half precision, kept so that the run can be audited again.
 
-A record holds numbers only. `worker.py run --keep-predictions REGEX` also writes, for each run whose
-name matches, the features and logits of its training examples, what training has seen of them, and
-their labels into one file, `predictions/NAME.safetensors` in the folder of the merged records. The
-record has its SHA-256.
-`worker.py take` copies it to `benchmarks/records/predictions/`. Git ignores that folder: 50 000
+A record holds numbers only. For each run whose name matches REGEX, `worker.py run
+--keep-predictions REGEX` also writes the features and logits of its training examples, the dynamics
+of its training and its labels into one file, `predictions/NAME.safetensors` in the folder of the
+merged records. The record has the SHA-256 of that file.
+
+`worker.py take` copies the file to `benchmarks/records/predictions/`, which git ignores: 50 000
 examples of CIFAR-100 with 512 features take 60 MB. `worker.py audit` audits such runs again.
 """
 
@@ -41,7 +42,7 @@ def path_of(name: str, folder: Path) -> Path:
 
 
 def keep_predictions(run: Path, path: Path) -> str:
-    """Write what a later audit of the run in folder `run` needs into one file; returns its SHA-256."""
+    """Write what a later audit of a finished run needs into one file; returns its SHA-256."""
     labels = read_labels(run)
     predictions = read_predictions(run, labels)
     shown = metrics.aligned(labels, predictions)
@@ -64,7 +65,7 @@ def keep_predictions(run: Path, path: Path) -> str:
 
 
 def audit_again(record: Record, path: Path, *, k: int = 20) -> AuditedAgain:
-    """Audit the labels of a recorded run by its kept predictions; ValueError if they are of another run.
+    """Audit a recorded run by its kept predictions; ValueError if they are of another run.
 
     Images are not looked at, so near-duplicates are found by features alone.
     """

@@ -1,4 +1,4 @@
-"""Published accuracies to compare with, as their authors print them, and the targets of our methods.
+"""Published accuracies, as their authors print them, and the targets of our methods.
 
 On CIFAR-100, the targets of our own method are one network and one setting at the final epoch.
 """
@@ -39,37 +39,40 @@ PAPER = tuple(  # a row of the paper has the columns of CIFAR-10, then those of 
     )
     for row in cifar()
 )
+_DIVIDEMIX = "Li et al. 2020, two networks, mean of the last ten epochs"
+_ELR = "Liu et al. 2020, two networks, best epoch, other noise for each"
+_SOP = "Liu et al. 2022, best epoch"
+_C2D = "Zheltonozhskii et al. 2022, two networks, final epoch"
+_SSR = "Feng et al. 2022, one network, best epoch"
+_PROMIX = "Xiao et al. 2023, two networks, last epoch"
+_RERUN = "rerun, ReScience C 2026, best epoch"
 FIELD = (
-    _quoted("DivideMix", "Li et al. 2020, two networks, mean of the last ten epochs", _FIELD_COLUMNS,
-            "95.7 94.4 92.9 75.4 92.1"),
-    _quoted("ELR+", "Liu et al. 2020, two networks, best epoch, other noise for each", _FIELD_COLUMNS,
-            "95.8 94.8 93.3 78.7 93.0"),
-    _quoted("SOP+", "Liu et al. 2022, best epoch", _FIELD_COLUMNS, "96.3 95.5 94.0 -- 93.8"),
-    _quoted("C2D", "Zheltonozhskii et al. 2022, two networks, final epoch", _FIELD_COLUMNS, "96.2 95.2 94.3 93.4 90.8"),
-    _quoted("SSR+", "Feng et al. 2022, one network, best epoch", _FIELD_COLUMNS, "96.7 96.1 95.6 95.2 95.5"),
-    _quoted("ProMix", "Xiao et al. 2023, two networks, last epoch", _FIELD_COLUMNS, "97.6 97.3 95.1 91.1 96.5"),
-    _quoted("cross-entropy", "rerun, ReScience C 2026, best epoch", _HUMAN_COLUMNS, "91.7 90.2 83.9"),
-    _quoted("ELR", "rerun, ReScience C 2026, best epoch", _HUMAN_COLUMNS, "93.0 92.2 87.9"),
-    _quoted("ELR+", "rerun, ReScience C 2026, best epoch", _HUMAN_COLUMNS, "95.3 94.9 91.8"),
-    _quoted("DivideMix", "rerun, ReScience C 2026, best epoch", _HUMAN_COLUMNS, "95.6 95.7 93.1"),
-    _quoted("SOP+", "rerun, ReScience C 2026, best epoch", _HUMAN_COLUMNS, "96.0 95.7 92.9"),
+    _quoted("DivideMix", _DIVIDEMIX, _FIELD_COLUMNS, "95.7 94.4 92.9 75.4 92.1"),
+    _quoted("ELR+", _ELR, _FIELD_COLUMNS, "95.8 94.8 93.3 78.7 93.0"),
+    _quoted("SOP+", _SOP, _FIELD_COLUMNS, "96.3 95.5 94.0 -- 93.8"),
+    _quoted("C2D", _C2D, _FIELD_COLUMNS, "96.2 95.2 94.3 93.4 90.8"),
+    _quoted("SSR+", _SSR, _FIELD_COLUMNS, "96.7 96.1 95.6 95.2 95.5"),
+    _quoted("ProMix", _PROMIX, _FIELD_COLUMNS, "97.6 97.3 95.1 91.1 96.5"),
+    _quoted("cross-entropy", _RERUN, _HUMAN_COLUMNS, "91.7 90.2 83.9"),
+    _quoted("ELR", _RERUN, _HUMAN_COLUMNS, "93.0 92.2 87.9"),
+    _quoted("ELR+", _RERUN, _HUMAN_COLUMNS, "95.3 94.9 91.8"),
+    _quoted("DivideMix", _RERUN, _HUMAN_COLUMNS, "95.6 95.7 93.1"),
+    _quoted("SOP+", _RERUN, _HUMAN_COLUMNS, "96.0 95.7 92.9"),
     _quoted("ProMix", "Xiao et al. 2023, best epoch", _HUMAN_COLUMNS, "97.7 97.4 96.3"),
-    _quoted("DivideMix", "Li et al. 2020, two networks, mean of the last ten epochs", _FIELD_COLUMNS100,
-            "76.9 74.2 59.6 31.0"),
-    _quoted("ELR+", "Liu et al. 2020, two networks, best epoch, other noise for each", _FIELD_COLUMNS100,
-            "77.6 73.6 60.8 33.4"),
-    _quoted("SOP+", "Liu et al. 2022, best epoch", _FIELD_COLUMNS100, "78.8 75.9 63.3 --"),
-    _quoted("C2D", "Zheltonozhskii et al. 2022, two networks, final epoch", _FIELD_COLUMNS100, "78.3 76.1 67.4 58.5"),
-    _quoted("SSR+", "Feng et al. 2022, one network, best epoch", _FIELD_COLUMNS100, "79.7 77.2 71.9 66.6"),
-    _quoted("ProMix", "Xiao et al. 2023, two networks, last epoch", _FIELD_COLUMNS100, "82.4 79.7 69.0 42.7"),
-    _quoted("cross-entropy", "rerun, ReScience C 2026, best epoch", _HUMAN100, "61.2"),
-    _quoted("ELR", "rerun, ReScience C 2026, best epoch", _HUMAN100, "63.7"),
-    _quoted("ELR+", "rerun, ReScience C 2026, best epoch", _HUMAN100, "67.9"),
-    _quoted("DivideMix", "rerun, ReScience C 2026, best epoch", _HUMAN100, "70.9"),
-    _quoted("SOP+", "rerun, ReScience C 2026, best epoch", _HUMAN100, "63.9"),
+    _quoted("DivideMix", _DIVIDEMIX, _FIELD_COLUMNS100, "76.9 74.2 59.6 31.0"),
+    _quoted("ELR+", _ELR, _FIELD_COLUMNS100, "77.6 73.6 60.8 33.4"),
+    _quoted("SOP+", _SOP, _FIELD_COLUMNS100, "78.8 75.9 63.3 --"),
+    _quoted("C2D", _C2D, _FIELD_COLUMNS100, "78.3 76.1 67.4 58.5"),
+    _quoted("SSR+", _SSR, _FIELD_COLUMNS100, "79.7 77.2 71.9 66.6"),
+    _quoted("ProMix", _PROMIX, _FIELD_COLUMNS100, "82.4 79.7 69.0 42.7"),
+    _quoted("cross-entropy", _RERUN, _HUMAN100, "61.2"),
+    _quoted("ELR", _RERUN, _HUMAN100, "63.7"),
+    _quoted("ELR+", _RERUN, _HUMAN100, "67.9"),
+    _quoted("DivideMix", _RERUN, _HUMAN100, "70.9"),
+    _quoted("SOP+", _RERUN, _HUMAN100, "63.9"),
     _quoted("ProMix", "Xiao et al. 2023, best epoch", _HUMAN100, "73.8"),
     _quoted("DSS+", "best published figure", _HUMAN100, "74.7"),
-)  # fmt: skip
+)
 
 _ALL = (*_PAPER_COLUMNS, *_HUMAN_COLUMNS)
 _ALL100 = (*_PAPER_COLUMNS100, *_HUMAN100)

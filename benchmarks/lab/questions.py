@@ -1,4 +1,4 @@
-"""Sections of the page that each answer one question: what leaks, what comes from outside, which settings to take."""
+"""Sections of the page that answer one question each, and the variations of methods."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -60,9 +60,10 @@ def _leak(numbers: Numbers) -> list[str]:
         rows.append([f"`{method}`", *texts, gap, numbers.minutes([shared, apart])])
     return [
         "### What other noise for each network would gain",
-        "The public ELR+ draws noise and split anew for each of its two networks, so that each is taught by one that "
-        "has seen right labels of its wrong ones. Here both learn the same labels; `noise_per_network=true` draws "
-        "it for each as the public code does (nothing is split off), to measure the difference. Symmetric noise, 40 %.",
+        "The public ELR+ draws noise and split anew for each of its two networks, so that each is "
+        "taught by one that has seen right labels of its wrong ones. Here both learn the same "
+        "labels; `noise_per_network=true` draws it for each as the public code does (nothing is "
+        "split off), to measure the difference. Symmetric noise, 40 %.",
         table(("method", "shared noise", "noise per network", "difference", "min per run"), rows),
         f"The command: `{leak(PAIRS[-1]).command()}`, and the same with `method={PAIRS[0]}`.",
     ]
@@ -80,9 +81,10 @@ def _open_set(numbers: Numbers) -> list[str]:
     commands = [f"`{cell(column, 'ncr').command()}`" for column in OPEN_SET]
     return [
         "### Images from outside",
-        "40 % of the images are replaced by others and keep their labels, as a stand-in for noise from the web: six "
-        f"classes of CIFAR-10 ({', '.join(LEARNED)}) by images of the four left out, which are neither to be learned "
-        "nor tested; and all of CIFAR-10 by images of CIFAR-100. What is detected are the replaced images.",
+        "40 % of the images are replaced by others and keep their labels, as a stand-in for noise "
+        f"from the web: six classes of CIFAR-10 ({', '.join(LEARNED)}) by images of the four left "
+        "out, which are neither to be learned nor tested; and all of CIFAR-10 by images of "
+        "CIFAR-100. What is detected are the replaced images.",
         table(("method", *parts, "min per run"), rows),
         f"The commands: {commands[0]} and {commands[1]}, with other methods alike.",
     ]
@@ -91,10 +93,11 @@ def _open_set(numbers: Numbers) -> list[str]:
 def _ablation(numbers: Numbers) -> list[str]:
     blocks = [
         "### α, k and e",
-        "One setting of `ncr` varies, the others are the recipe's (α 0.9, k 10, e 0). 45 000 examples are trained on; "
-        "the best value is chosen by the accuracy on the other 5 000, whose labels are as noisy as the rest, and the "
-        "test accuracy below it decides nothing. With noisy labels to compare with, an accuracy on held-out examples "
-        "is low even where all is right, and serves to compare values at one rate of noise.",
+        "One setting of `ncr` varies, the others are the recipe's (α 0.9, k 10, e 0). 45 000 "
+        "examples are trained on; the best value is chosen by the accuracy on the other 5 000, "
+        "whose labels are as noisy as the rest, and the test accuracy below it decides nothing. "
+        "With noisy labels to compare with, an accuracy on held-out examples is low even where "
+        "all is right, and serves to compare values at one rate of noise.",
     ]
     for stage, points in STAGES.items():
         rows = []
@@ -132,15 +135,17 @@ def _variant(numbers: Numbers) -> list[str]:
         if paper is not None and released is not None:
             gaps.append(paper.held_out.mean - released.held_out.mean)
             seeds += [paper.held_out.num, released.held_out.num]
+    example = ablated(40, VARIANTS["released"][-2])
     header = ("noise", "variant", *(f"α {alpha}" for alpha in alphas), "best α", "its test", "min per run")
     return [
         "### The direction of KL",
-        "`variant=paper` takes KL(own ‖ neighbors), `variant=released` KL(neighbors ‖ own) and times T². Accuracy on "
-        "the 5 000 that are held out, whose labels are as noisy as the rest, by α; k is 10 and e is 0. At one α NCR "
-        "weighs four times as much in `released`: its α 0.7 and 0.9 weigh as 0.9 and 0.973 of `paper`.",
+        "`variant=paper` takes KL(own ‖ neighbors), `variant=released` KL(neighbors ‖ own) and "
+        "times T². Accuracy on the 5 000 that are held out, whose labels are as noisy as the "
+        "rest, by α; k is 10 and e is 0. At one α NCR weighs four times as much in `released`: "
+        "its α 0.7 and 0.9 weigh as 0.9 and 0.973 of `paper`.",
         table(header, rows, num_left=2),
         _verdict(gaps, seeds),
-        f"The command: `{ablated(40, VARIANTS['released'][-2]).command()}`, with other values alike.",
+        f"The command: `{example.command()}`, with other values alike.",
     ]
 
 
@@ -156,29 +161,32 @@ def _parts(numbers: Numbers) -> list[str]:
             texts += [numbers.shown(run, "validation"), gap, numbers.shown(run)]
         name = ["nothing", NOTHING] if part is None else [part.title, f"`{part.override}`"]
         rows.append([*name, *texts, numbers.minutes(runs)])
+    example = without(PARTS_COLUMNS[-1], PARTS[-1])
     heads = [f"{BY_KEY[key].title}: {kind}" for key in PARTS_COLUMNS for kind in ("held out", "difference", "test")]
     return [
         f"### What each part of `{OWN}` is worth",
-        "One part is left out, and with it goes what needs it: without the vote no label is in doubt, so that kinship "
-        "has no part either, and without sure beliefs no label is weighed against one. All else is as the recipe has "
-        "it. 45 000 examples are trained on; the difference is that on the other 5 000, whose labels are as noisy as "
-        "the rest, and the test accuracy decides nothing.",
+        "One part is left out, and with it goes what needs it: without the vote no label is in "
+        "doubt, so that kinship has no part either, and without sure beliefs no label is weighed "
+        "against one. All else is as the recipe has it. 45 000 examples are trained on; the "
+        "difference is that on the other 5 000, whose labels are as noisy as the rest, and the "
+        "test accuracy decides nothing.",
         table(("left out", "by", *heads, "min per run"), rows, num_left=2),
-        f"The command: `{without(PARTS_COLUMNS[-1], PARTS[-1]).command()}`, with other changes alike.",
+        f"The command: `{example.command()}`, with other changes alike.",
     ]
 
 
 def _verdict(gaps: Sequence[float], seeds: Sequence[int]) -> str:
     if not gaps:
-        return "Which of them is better on held-out examples is not known before all runs of a noise rate are done."
+        told = "Which of them is better on held-out examples is not known before all runs of a noise "
+        return f"{told}rate are done."
     mean = sum(gaps) / len(gaps)
     wins = sum(gap > 0 for gap in gaps)
     better = "paper" if mean > 0 else "released"
     told = "one seed" if min(seeds) == 1 else f"{min(seeds)} seeds"
     found = "they tie" if round(mean, 2) == 0 else f"`{better}` is, by {abs(mean):.2f} points"
     return (
-        f"With α chosen for each, `paper` is ahead at {wins} of {len(gaps)} noise rates on held-out examples; on "
-        f"average {found} ({told} of each setting)."
+        f"With α chosen for each, `paper` is ahead at {wins} of {len(gaps)} noise rates on "
+        f"held-out examples; on average {found} ({told} of each setting)."
     )
 
 
@@ -188,7 +196,7 @@ def _value(stage: str, point: Point) -> str:
 
 
 def variations(numbers: Numbers, wanted: Sequence[Wanted]) -> list[str]:
-    """Rows of what differs, its accuracy and how far that is from the method without it; [] if there is none."""
+    """Runs with one thing changed, beside the method as it is; [] if there are none."""
     known = {record["name"] for each in wanted for record in numbers.ever(each)}
     others = {name: record for name, record in numbers.records.items() if name not in known}
     rows: dict[str, list[str]] = {}
@@ -201,8 +209,9 @@ def variations(numbers: Numbers, wanted: Sequence[Wanted]) -> list[str]:
     header = ("noise", "method", "with", "test", "difference", "held out", "difference", "AUROC", "min per run")
     return [
         "### Variations",
-        "Runs in which one thing or another is changed. A difference is to the method as it is, trained on as many "
-        "examples, and what is better is judged on held-out examples, where there are some.",
+        "Runs in which one thing or another is changed. A difference is to the method as it is, "
+        "trained on as many examples, and what is better is judged on held-out examples, where "
+        "there are some.",
         table(header, sorted(rows.values()), num_left=3),
     ]
 

@@ -75,7 +75,7 @@ def make_record(
 def without_private_paths(tree: Any, places: Mapping[str, str]) -> Any:
     """The tree with every absolute path replaced by one below `data`, also as a word `key=/path`.
 
-    A path in `places` is replaced by what `places` says, any other one by `data/` and its last part.
+    A path in `places` is replaced by its value there, any other one by `data/` and its last part.
     """
     if isinstance(tree, dict):
         return {key: without_private_paths(value, places) for key, value in tree.items()}
@@ -103,7 +103,7 @@ def as_wanted(record: Record) -> Wanted:
 
 
 def device_seconds(record: Record) -> float:
-    """How long a run had the device: all the time that it took, or its share of it where others ran at once."""
+    """How long a run had the device: its whole time, or its share where others ran at once."""
     return float(record["device_seconds"] if "device_seconds" in record else record["seconds"])
 
 
@@ -114,23 +114,23 @@ def read_records(folder: Path) -> dict[str, Record]:
         if path.name != FILE:
             record = _read(path)
             if record["name"] != path.stem:
-                raise ValueError(f"{path} holds the run {record['name']!r}; name the file after the run that it holds")
+                raise ValueError(f"{path} must be named after its run, {record['name']!r}.")
             found[path.stem] = record
     return found
 
 
 def check_queued(record: Record, wanted: Iterable[Wanted]) -> None:
-    """See that a record is of the run that the queue has under its name; ValueError if it is of another."""
+    """See that a record is of the run that the queue has under its name; else ValueError."""
     for each in wanted:
         if each.name == record["name"] and each.command() != record["command"]:
             raise ValueError(
-                f"{each.name} is recorded as {record['command']!r}, but the queue has {each.command()!r}; remove the "
-                "record, and it is run again"
+                f"{each.name} is recorded as {record['command']!r}, but the queue has "
+                f"{each.command()!r}; remove the record, and it is run again"
             )
 
 
 def changed_since(record: Record) -> list[str]:
-    """In which settings the recipe, called in the same way, differs today from what was run; [] if in none."""
+    """The settings in which the recipe, called in the same way, differs today from the run."""
     recipe, *words = as_wanted(record).words(PLACES)
     try:
         call = config.call_recipe(recipe, words)
@@ -148,9 +148,9 @@ def unchanged(records: Mapping[str, Record]) -> list[str]:
 def take(records: Iterable[Record], folder: Path, *, commit: str = "", overwrite: bool = False) -> list[str]:
     """Put records into a folder, a file each; returns the names of the new ones.
 
-    `commit` is filled in where a record has none, or names one that was changed ("-dirty"). A record of the recipe as
-    it is today replaces one of the recipe as it was. ValueError, before anything is written, for another record that
-    differs from the one that is there, unless it is to be replaced.
+    `commit` is filled in where a record has none, or names one with changes ("-dirty"). A record of
+    today's recipe replaces one of the recipe as it was. For any other record that differs from the
+    one that is there, ValueError before anything is written, unless `overwrite`.
     """
     fresh: list[Record] = []
     for each in records:
@@ -169,8 +169,8 @@ def take(records: Iterable[Record], folder: Path, *, commit: str = "", overwrite
             is_outdated = not is_same and changed_since(before) and not changed_since(named)
             if not (is_same or is_outdated or overwrite):
                 raise ValueError(
-                    f"{path} holds another result ({_final(before)} there, {_final(named)} now); nothing was written, "
-                    "and --replace would overwrite it"
+                    f"{path} holds another result ({_final(before)} there, {_final(named)} now); "
+                    "nothing was written, and --replace would overwrite it"
                 )
         fresh.append(named)
     folder.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def _read(path: Path) -> Record:
 
 
 def _checked(record: Any) -> Record:
-    """The record, if all that a page says of it can be said; ValueError if it was damaged, or edited by hand."""
+    """The record; ValueError if it was damaged or edited by hand so that a page cannot show it."""
     if not isinstance(record, dict):
         raise ValueError(f"it is {str(record)[:40]!r} and no object")
     for key, kind in _KINDS.items():
@@ -227,9 +227,7 @@ def _check_words(record: Record) -> None:
             raise ValueError(f"its {key!r} is {record[key]!r}, but its arguments say {' and '.join(told)}")
     command = as_wanted(record).command()
     if record["command"] != command:
-        raise ValueError(
-            f"its command is {record['command']!r}, but that of its recipe, arguments and overrides is {command!r}"
-        )
+        raise ValueError(f"its command is {record['command']!r}, but its arguments make {command!r}")
 
 
 def _check_shares(record: Record) -> None:

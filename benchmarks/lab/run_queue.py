@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-OWN = "nearsay"  # our own method, as `method=` names it; the name of its records and of its rows
+# Our own method, as `method=` names it: the name of its records and of its rows.
+OWN = "nearsay"
 Tier = Literal["A", "B", "C", "D"]
 Protocol = Literal["short", "paper"]
 EPOCHS: dict[Protocol, int] = {"paper": 250, "short": 100}  # in the order of the page
@@ -138,7 +139,8 @@ ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEIGHBORS: tuple[int | None, ...] = (1, 5, 10, 50, 100, None)  # None is all of the batch
 STARTS = (0, 20, 40, 60, 80)  # the shares of the run at which the paper's figure has its points
 RELEASED_ALPHAS = (0.3, 0.5, 0.7, 0.9)
-HEAVY = 0.973  # with which `paper` weighs as much as `released`, whose term is four times as large, with 0.9
+# With 0.973, `paper` weighs as much as `released` with 0.9, since that term is four times as large.
+HEAVY = 0.973
 
 
 class Point(NamedTuple):

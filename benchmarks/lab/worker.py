@@ -1,6 +1,6 @@
 """Runs what is left of benchmarks/records/queue.json, one run after another, within a given time.
 
-    python benchmarks/lab/worker.py run --cifar10 data --cifar10n data/CIFAR-10_human.pt --seconds 3600 --out out
+    python benchmarks/lab/worker.py run --cifar10 data --cifar100 data --seconds 3600 --out out
     python benchmarks/lab/worker.py take out/cifar.json --commit 1234abc
     python benchmarks/lab/page.py
 
@@ -85,7 +85,7 @@ def _parse(words):
         "--keep-predictions",
         type=_expression,
         default="$^",
-        help="a regular expression: runs whose predictions are kept in OUT/predictions, to audit them again",
+        help="a regular expression: runs whose predictions are kept in OUT/predictions",
     )
     run.add_argument("--queue", type=Path, default=RECORDS / FILE)
     run.add_argument("--records", type=Path, default=RECORDS, help="what is done; nothing is written there")
@@ -153,7 +153,8 @@ def run_queue(arguments):
             needed = (1 + others) * expected(each, [*known.values(), *here.values()])
             remaining = deadline - time.monotonic()
             if needed > remaining and not (arguments.split and remaining > ENDING):
-                print(f"{number}/{len(left)}  {each.name} would take {needed:.0f} of {remaining:.0f} s: later")
+                time_left = f"{needed:.0f} of {remaining:.0f} s"
+                print(f"{number}/{len(left)}  {each.name} would take {time_left}: later")
                 continue
             with _claimed(each.name, arguments, began) as mine:
                 if not mine:
@@ -211,7 +212,7 @@ def run_one(wanted, arguments, place):
 
 
 def _audit(folder, sharing):
-    """What `nearsay audit` finds in a run, and how long it takes; {} where no label is known to be wrong."""
+    """The figures of an audit of a run, and its time; {} if no label is known to be wrong."""
     began, threads = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(max(1, threads // (1 + len(_living(sharing)))))  # more would wait for each other
     try:
@@ -229,7 +230,7 @@ def _audit(folder, sharing):
 
 
 def expected(wanted, records):
-    """Seconds that a run will take: somewhat longer than the longest like it, or as long as the queue guesses.
+    """Seconds that a run will take: longer than the longest like it, or what the queue guesses.
 
     Records of other hardware tell nothing, so only those of this device count.
     """
@@ -323,7 +324,7 @@ def _write(arguments):
 def _claimed(name, arguments, began):
     """Whether the run is for this process: no other has it, or has ended it since this one `began`.
 
-    A claim is a link to the number of a process, made in one piece, and counts as long as the process lives.
+    A claim is a link to the number of a process, made in one piece. It counts while that lives.
     """
     path = arguments.runs / "claims" / name
     if path.is_symlink() and not _lives(path):
@@ -357,7 +358,7 @@ def _lives(link):
 
 @contextmanager
 def _share(sharing):
-    """In a list of one, seconds of the device: those that pass, each divided by the processes that train in it."""
+    """Seconds of the device, in a list of one: each is divided among the processes that train."""
     spent, over, mine = [0.0], threading.Event(), sharing / str(os.getpid())
     mine.unlink(missing_ok=True)  # of a process that died, and had this number
     mine.symlink_to(mine.name)
@@ -382,7 +383,7 @@ def _share(sharing):
 
 @contextmanager
 def _stopped_at(deadline):
-    """End a run that is not done at the deadline as a signal would: after a checkpoint, so it can go on later.
+    """End a run at the deadline as a signal would: after a checkpoint, so that it can go on later.
 
     Gives the signals that come between two runs, and an event that is set once the time is over.
     """
@@ -409,7 +410,7 @@ def _stopped_at(deadline):
 def _recover():
     """Forget compiled code and memory of a run; whether the device still answers.
 
-    Compiled code is kept by function, and torch gives up compiling one that it has seen in too many settings.
+    Compiled code is kept by function, and torch gives up on one seen in too many settings.
     """
     torch.compiler.reset()
     gc.collect()

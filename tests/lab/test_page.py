@@ -35,7 +35,7 @@ def page(folder, *records):
 
 
 def lines(text, start, section=""):
-    """The cells of the table rows of a section that begin with `start`; by default in protocol `short`."""
+    """The cells of the rows of a section that begin with `start`; by default in `short`."""
     part = text if section.startswith("## ") else text.split("## Protocol `short`\n")[1]
     part = part.split(section, 1)[1] if section else part
     rows = [line[1:-1].split("|") for line in part.splitlines() if line.startswith(f"| {start}")]

@@ -20,7 +20,7 @@ RUN = Wanted(
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """The output folder of a worker that has run a toy experiment, audited it and kept its predictions."""
+    """The output of a worker that ran a toy experiment, audited it and kept its predictions."""
     folder = tmp_path_factory.mktemp("out")
     (folder / "queue.json").write_text(write_queue([RUN]))
     places = {"queue": folder / "queue.json", "records": folder / "none", "runs": folder / "runs", "out": folder}

@@ -160,8 +160,8 @@ def test_the_settings_that_are_not_varied_are_those_of_the_recipe():
 def test_a_command_names_the_files_it_needs_and_no_place_of_a_machine():
     human = cell(HUMAN[2], "ncr").command()
     assert human == (
-        "nearsay train cifar10 path=data labels=data/CIFAR-10_human.pt method=ncr kind=human column=worse "
-        "protocol=short seed=0 --set machine.compile=true"
+        "nearsay train cifar10 path=data labels=data/CIFAR-10_human.pt method=ncr kind=human "
+        "column=worse protocol=short seed=0 --set machine.compile=true"
     )
     assert not any("=/" in each.command() for each in queue())
 

@@ -1,4 +1,4 @@
-"""benchmarks/lab/worker.py on small stand-ins: what is run, what is left for later, and what survives."""
+"""The worker on small stand-ins: what is run, what is left for later, and what survives."""
 
 import json
 import os
