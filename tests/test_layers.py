@@ -18,7 +18,6 @@ FACE = "__init__.py"
 FLOORS = [  # from the top; a module imports only from floors below its own
     ["__main__"],  # nothing but a call of cli
     ["cli"],
-    ["results"],
     ["doors", "reproduce", "sweep"],
     ["integrations", "report", "review"],
     ["label_issues"],

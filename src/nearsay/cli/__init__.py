@@ -22,7 +22,6 @@ from nearsay.cli.auditing import audit, clean
 from nearsay.cli.options import Json, Out, Quiet, Recipe, check_device, print_json
 from nearsay.cli.paper import check, propagate, reproduce
 from nearsay.cli.reading import compare, evaluate, export, predict
-from nearsay.cli.recording import results
 from nearsay.cli.reviewing import review
 from nearsay.cli.starting import demo, doctor, get, recipes
 from nearsay.cli.streams import silence, told_if_possible
@@ -171,7 +170,6 @@ for verb in (
     clean,
     export,
     reproduce,
-    results,
     propagate,
     recipes,
     doctor,

@@ -1,1 +1,0 @@
-"""The record of measured numbers, on records of runs that never were."""
