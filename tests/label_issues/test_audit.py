@@ -1,3 +1,4 @@
+import importlib
 import importlib.util
 import json
 import math
@@ -21,6 +22,7 @@ from nearsay.label_propagation import spread
 from nearsay.noise import PairFlip, Symmetric
 
 NAN = float("nan")
+audit_module = importlib.import_module("nearsay.label_issues.audit")  # its name is that of a function too
 
 
 def generator(seed=0):
@@ -53,7 +55,7 @@ def evidence_of(positions, similarities, groups, distances=None):
 
 def test_the_margin_is_half_of_one_plus_the_label_less_the_best_other():
     beliefs = torch.tensor([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.0, 0.0, 0.0]])
-    found = audit.margin(beliefs, torch.tensor([0, 2, -1, 1]))
+    found = audit_module.margin(beliefs, torch.tensor([0, 2, -1, 1]))
     torch.testing.assert_close(found, torch.tensor([0.75, 0.2, NAN, NAN]), equal_nan=True)
 
 
@@ -154,7 +156,7 @@ def test_an_audit_searches_once_and_labels_spread_over_what_it_found(monkeypatch
     monkeypatch.setattr(
         neighbors, "cosines", lambda *rows: searched.append(len(rows[0])) or cosines(*rows)
     )
-    monkeypatch.setattr(audit, "spread", spied)
+    monkeypatch.setattr(audit_module, "spread", spied)
     found = audit(given, features=features)
     assert searched == [200]
     assert [each() for each in kept] == [None]  # or the audit would hold memory of the device
@@ -630,12 +632,12 @@ def test_the_lower_heap_has_no_vote_where_training_or_a_view_speaks_against_it()
     scores = torch.tensor([0.6] * 3 + [0.95] * 7)
     is_upper = scores > 0.9
     margins = torch.where(is_upper, 0.9, 0.7)
-    agreed = audit._Beliefs({}, {"neighbors": margins, "probabilities": margins})
-    refused = audit._Beliefs({}, {"neighbors": margins - 0.3, "probabilities": margins})
+    agreed = audit_module._Beliefs({}, {"neighbors": margins, "probabilities": margins})
+    refused = audit_module._Beliefs({}, {"neighbors": margins - 0.3, "probabilities": margins})
     labels = torch.arange(10) % 2
-    assert audit._is_trusted(scores, labels, agreed, None).all()
-    assert torch.equal(audit._is_trusted(scores, labels, refused, None), is_upper)
-    assert torch.equal(audit._is_trusted(scores, labels, agreed, scores), is_upper)
+    assert audit_module._is_trusted(scores, labels, agreed, None).all()
+    assert torch.equal(audit_module._is_trusted(scores, labels, refused, None), is_upper)
+    assert torch.equal(audit_module._is_trusted(scores, labels, agreed, scores), is_upper)
 
 
 def test_a_class_that_is_learned_later_is_not_taken_for_wrong_labels():
@@ -706,7 +708,7 @@ def test_most_of_the_lower_heap_must_be_outvoted(outvoted, is_heap):
     found = torch.zeros(400).masked_scatter(
         is_low, torch.tensor(outvoted, dtype=torch.float32).repeat(20)
     )
-    assert (audit._training_end(read, audit._Beliefs({}, {}), found) is not None) == is_heap
+    assert (audit_module._training_end(read, audit_module._Beliefs({}, {}), found) is not None) == is_heap
 
 
 def test_a_lower_heap_that_was_learned_by_heart_is_still_one():
@@ -737,8 +739,8 @@ def test_what_a_network_rejects_that_has_learned_little_counts_where_neighbors_r
     def rate(outvoted, by_network=0.3):
         own = shown[torch.where(tenth < 10 * by_network, (labels + 1) % 3, labels)]
         read = inputs.read_inputs(labels, own, None, dynamics, None)
-        return audit._judged_rate(
-            read, torch.full((300,), 0.6), audit._Beliefs({"all": view}, {}), outvoted, None
+        return audit_module._judged_rate(
+            read, torch.full((300,), 0.6), audit_module._Beliefs({"all": view}, {}), outvoted, None
         )
 
     is_first = (tenth < 1).float()
@@ -755,7 +757,7 @@ def test_what_a_network_rejects_that_has_learned_little_counts_where_neighbors_r
 
 def test_a_label_is_outvoted_by_a_class_that_a_view_believes_in_more():
     view = torch.tensor([[0.2, 0.8], [0.8, 0.2], [0.0, 0.0], [0.5, 0.5], [0.2, 0.8], [0.9, 0.1]])
-    found = audit._outvoted(view, torch.tensor([0, 0, 1, 0, -1, 1]))
+    found = audit_module._outvoted(view, torch.tensor([0, 0, 1, 0, -1, 1]))
     torch.testing.assert_close(found, torch.tensor([1, 0, NAN, 0, NAN, 1]), equal_nan=True)
 
 
@@ -795,7 +797,7 @@ def test_where_scores_are_one_heap_all_labels_may_be_right(are_two):
         else torch.randn(300, generator=generator()).sigmoid()
     )
     read = inputs.read_inputs(labels, None, features, None, None)
-    rate = audit._judged_rate(read, scores, audit._Beliefs({"all": view}, {}), None, None)
+    rate = audit_module._judged_rate(read, scores, audit_module._Beliefs({"all": view}, {}), None, None)
     assert rate.estimate == pytest.approx(0.3)
     low = noise_rate.wilson(0.3, 300)[0] - 0.1 * math.sqrt(0.3 * 0.7)
     assert rate.low == pytest.approx(low if are_two else 0)
@@ -833,25 +835,25 @@ def test_what_views_say_together_is_their_geometric_mean_and_nobody_is_sure_that
     wanted = torch.tensor(
         [[0.2**0.5, (0.05 * 0.8) ** 0.5], [0.3, 0.7], [1.0, 1.0]]
     ).double()  # a tenth for two classes
-    torch.testing.assert_close(audit._together([first, second]), wanted)
+    torch.testing.assert_close(audit_module._together([first, second]), wanted)
 
 
 def test_a_suggestion_weighs_the_label_as_far_as_it_is_right_against_the_others_in_their_proportion():
     view = torch.tensor([[0.7, 0.2, 0.1]] * 3)
-    found = audit._likeliest(
+    found = audit_module._likeliest(
         [view], torch.tensor([0, 0, -1]), torch.tensor([0.7, 0.5, NAN]).double()
     )
     assert found.labels.tolist() == [1, 0, 0]
     assert found.probabilities.tolist() == pytest.approx([0.7 * 2 / 3, 0.5, 0.7])
     views = [torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])]  # 2 : 1 in the geometric mean
-    found = audit._likeliest(views, torch.tensor([-1]), torch.tensor([NAN]).double())
+    found = audit_module._likeliest(views, torch.tensor([-1]), torch.tensor([NAN]).double())
     assert found.probabilities.tolist() == pytest.approx([2 / 3])
 
 
 def test_without_a_view_a_label_stays_that_is_as_likely_right_as_wrong():
     read = inputs.read_inputs([1, 1, 0, -1], None, torch.eye(4), None, None)
     doubts = torch.tensor([0.4, 0.6, 0.5, NAN]).double()
-    found = audit._likeliest_of_all(read, audit._Beliefs({}, {}), doubts)
+    found = audit_module._likeliest_of_all(read, audit_module._Beliefs({}, {}), doubts)
     assert found.labels.tolist() == [1, -1, 0, -1]
     assert found.probabilities.tolist() == pytest.approx([0.6, NAN, 0.5, NAN], nan_ok=True)
 
@@ -954,7 +956,7 @@ def test_of_equally_likely_classes_the_label_stays():
         torch.tensor([[0.7, 0.3], [0.3, 0.7]]),
         torch.full((2,), 0.5, dtype=torch.float64),
     )
-    assert audit._likeliest([view], torch.tensor([1, 0]), halves).labels.tolist() == [1, 0]
+    assert audit_module._likeliest([view], torch.tensor([1, 0]), halves).labels.tolist() == [1, 0]
 
 
 def test_probabilities_that_find_all_classes_equally_likely_say_nothing():
@@ -1020,7 +1022,7 @@ def test_of_labels_that_all_differ_neighbors_say_nothing(num, width):
     ):  # now one may agree
         read = inputs.read_inputs(labels, None, features, None, None)
         near, graph = scores.gather_evidence(read.features, 20, None)
-        views = audit._beliefs(read, near, torch.ones(num, dtype=torch.bool), graph).views
+        views = audit_module._beliefs(read, near, torch.ones(num, dtype=torch.bool), graph).views
         assert [not view.any() for view in views.values()] == [is_silent, is_silent]
 
 
