@@ -94,7 +94,7 @@ def visit(browser):
             ),
         )
         window.goto(address)
-        window.wait_for_selector("#desk:not([hidden]) #place:not(:empty), #end:not([hidden])")
+        window.wait_for_selector("#session:not([hidden]) #place:not(:empty), #end:not([hidden])")
         return window
 
     yield opened
@@ -331,11 +331,11 @@ def test_a_slow_server_is_waited_for_in_sight(page, run, browser):
     window.goto(page.address)
     window.wait_for_function("() => document.getElementById('left').textContent === '30'")
     assert window.is_visible("#waiting")
-    assert window.is_hidden("#desk")  # there is nothing to decide about yet
+    assert window.is_hidden("#session")  # there is nothing to decide about yet
     let_go("/example/")
     at(window, 0)
     assert window.is_hidden("#waiting")
-    assert window.is_visible("#desk")
+    assert window.is_visible("#session")
     window.keyboard.press("a")
     window.wait_for_function("() => document.getElementById('said').textContent === 'Saving …'")
     assert count(window, "done") == 0
@@ -398,7 +398,8 @@ def test_the_page_fits_the_window_and_can_be_used_without_a_mouse(page, visit, s
         assert box["x"] + box["width"] <= size["width"]
         assert box["y"] + box["height"] <= size["height"], name
     unnamed = """[...document.querySelectorAll("button, input, select")].filter((each) =>
-        !each.textContent.trim() && !each.labels?.length && !each.getAttribute("aria-label")).length"""
+        !each.textContent.trim() && !each.labels?.length
+        && !each.getAttribute("aria-label")).length"""
     assert window.evaluate(unnamed) == 0
     window.keyboard.press("?")
     assert window.locator("#help").is_visible()
@@ -408,13 +409,16 @@ def test_the_page_fits_the_window_and_can_be_used_without_a_mouse(page, visit, s
     window.keyboard.press("Tab")
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert window.evaluate(outline) == "solid"
-    assert page.desk.changes(0)["version"] == 0
+    assert page.session.changes(0)["version"] == 0
 
 
 def test_the_name_of_a_neighbor_is_not_cut_by_its_similarity(page, visit):
     window = visit(page.address, size={"width": 1280, "height": 840})
     window.wait_for_selector("#neighbors .similarity")
-    renamed = "all => all.map(name => { name.textContent = 'eleven'; return name.scrollWidth <= name.clientWidth; })"
+    renamed = (
+        "all => all.map(name => { name.textContent = 'eleven';"
+        " return name.scrollWidth <= name.clientWidth; })"
+    )
     assert set(window.locator("#neighbors .name").evaluate_all(renamed)) == {True}
 
 
@@ -452,7 +456,7 @@ def test_a_label_among_many_is_found_by_typing(features, visit):
 def test_a_file_that_cannot_be_read_is_shown_as_such(photos, visit):
     with serving(photos) as page:
         window = visit(page.address)
-        names = page.desk.pictures.inputs.names
+        names = page.session.pictures.inputs.names
         broken = next(index for index, name in enumerate(names) if "broken" in name)
         for index in range(broken):
             at(window, index)
@@ -500,8 +504,10 @@ def test_names_that_were_made_to_do_harm_are_only_text(features, visit):
         for index, payload in enumerate(PAYLOADS):
             at(window, index)
             shown = window.evaluate(
-                "['given', 'suggested', 'path'].map((id) => document.getElementById(id).textContent)"
-                ".concat([...document.querySelectorAll('#details dd')].map((each) => each.textContent))"
+                """['given', 'suggested', 'path']
+                .map((id) => document.getElementById(id).textContent)
+                .concat([...document.querySelectorAll('#details dd')]
+                .map((each) => each.textContent))"""
             )
             assert shown[0] == shown[2] == shown[3] == payload
             assert shown[1] == PAYLOADS[(index + 1) % num]
