@@ -55,7 +55,7 @@ def evidence_of(positions, similarities, groups, distances=None):
 
 def test_the_margin_is_half_of_one_plus_the_label_less_the_best_other():
     beliefs = torch.tensor([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.0, 0.0, 0.0]])
-    found = audit_module.margin(beliefs, torch.tensor([0, 2, -1, 1]))
+    found = audit_module.belief_margin(beliefs, torch.tensor([0, 2, -1, 1]))
     torch.testing.assert_close(found, torch.tensor([0.75, 0.2, NAN, NAN]), equal_nan=True)
 
 
@@ -258,7 +258,7 @@ def test_what_is_like_nothing_else_is_far_from_everybody():
 
 def test_closeness_is_the_typical_distance_over_ones_own():
     distances = [[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]]
-    found = scores.closeness(
+    found = scores.density_score(
         evidence_of([[1, 2], [0, 2], [0, 1]], [[0.5, 0.5]] * 3, [-1] * 3, distances)
     )
     torch.testing.assert_close(found, torch.tensor([1.0, 1.0, 0.5]))
@@ -267,7 +267,7 @@ def test_closeness_is_the_typical_distance_over_ones_own():
 def test_fullness_is_the_length_over_the_typical_one():
     found = evidence_of([[1, 2], [0, 2], [0, 1]], [[0.5, 0.5]] * 3, [-1] * 3)
     found = found._replace(lengths=torch.tensor([1.0, 2.0, 4.0]))
-    torch.testing.assert_close(scores.fullness(found), torch.tensor([0.5, 1.0, 1.0]))
+    torch.testing.assert_close(scores.length_score(found), torch.tensor([0.5, 1.0, 1.0]))
 
 
 def test_nobody_stands_as_far_away_as_who_has_nothing_in_common():
@@ -293,7 +293,7 @@ def test_without_features_the_largest_probability_says_what_is_foreign():
 
 def test_the_cut_has_the_largest_variance_between_the_halves():
     values = torch.tensor([0.1, 0.15, 0.2, 0.8, 0.9, NAN])
-    threshold, explained = noise_rate.cut(values)
+    threshold, explained = noise_rate.otsu_cut(values)
     known = values[:5].double()
     best = max(
         (
@@ -312,9 +312,9 @@ def test_the_cut_has_the_largest_variance_between_the_halves():
 
 
 def test_equal_values_are_not_cut():
-    assert noise_rate.cut(torch.full((9,), 0.3)).explained == 0
-    assert noise_rate.cut(torch.tensor([0.0, 0.0, 1.0])).threshold == 0
-    assert noise_rate.cut(torch.tensor([1.0, 0.0])) == (0, 1)
+    assert noise_rate.otsu_cut(torch.full((9,), 0.3)).explained == 0
+    assert noise_rate.otsu_cut(torch.tensor([0.0, 0.0, 1.0])).threshold == 0
+    assert noise_rate.otsu_cut(torch.tensor([1.0, 0.0])) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_only_two_heaps_count_as_two(name, is_split):
         "two bells": torch.cat([bell, bell[:2000] + 6]),
         "two points": torch.tensor([0.0] * 30 + [1.0] * 70),
     }[name]
-    assert (noise_rate.cut(values).explained >= noise_rate.IS_SPLIT) == is_split
+    assert (noise_rate.otsu_cut(values).explained >= noise_rate.IS_SPLIT) == is_split
 
 
 def test_the_share_of_the_lower_bell_is_found():
@@ -360,28 +360,28 @@ def test_few_values_have_a_lower_bell_if_they_differ(values, wanted):
 
 
 def test_the_interval_of_a_count_is_that_of_wilson():
-    assert noise_rate.wilson(0.1, 100) == pytest.approx((0.05523, 0.17437), abs=1e-5)
-    assert noise_rate.wilson(0.0, 20)[0] == 0
-    assert noise_rate.wilson(0.5, 0) == (0, 1)
-    assert noise_rate.wilson(1.0, 20) == pytest.approx((1 - noise_rate.wilson(0.0, 20)[1], 1))
-    assert noise_rate.wilson(1.0, 7)[1] == 1
+    assert noise_rate.wilson_interval(0.1, 100) == pytest.approx((0.05523, 0.17437), abs=1e-5)
+    assert noise_rate.wilson_interval(0.0, 20)[0] == 0
+    assert noise_rate.wilson_interval(0.5, 0) == (0, 1)
+    assert noise_rate.wilson_interval(1.0, 20) == pytest.approx((1 - noise_rate.wilson_interval(0.0, 20)[1], 1))
+    assert noise_rate.wilson_interval(1.0, 7)[1] == 1
 
 
 def test_the_interval_holds_those_of_all_estimates_and_what_they_may_err_together():
-    rate = noise_rate.pooled(0.2, [0.1, 0.35], 1000)
+    rate = noise_rate.pooled_rate(0.2, [0.1, 0.35], 1000)
     assert rate.estimate == 0.2
     together = 0.1 * 0.4  # of a deviation
     limits = (
-        noise_rate.wilson(0.1, 1000)[0] - together,
-        noise_rate.wilson(0.35, 1000)[1] + together,
+        noise_rate.wilson_interval(0.1, 1000)[0] - together,
+        noise_rate.wilson_interval(0.35, 1000)[1] + together,
     )
     assert (rate.low, rate.high) == pytest.approx(limits)
-    assert noise_rate.pooled(0.02, [0.02], 9)[1] == 0
-    assert noise_rate.pooled(0.98, [0.98], 9)[2] == 1
-    assert noise_rate.pooled(0.0, [0.0], 1000) == (
+    assert noise_rate.pooled_rate(0.02, [0.02], 9)[1] == 0
+    assert noise_rate.pooled_rate(0.98, [0.98], 9)[2] == 1
+    assert noise_rate.pooled_rate(0.0, [0.0], 1000) == (
         0,
         0,
-        noise_rate.wilson(0.0, 1000)[1],
+        noise_rate.wilson_interval(0.0, 1000)[1],
     )  # none errs where none is seen
 
 
@@ -430,7 +430,7 @@ def test_the_interval_allows_for_classes_that_overlap(rate):
     probabilities = torch.stack([2 - 2 * place, 2 * place - 2], dim=1).softmax(dim=1)
     found = audit(labels, probabilities=probabilities, features=features)
     assert (
-        noise_rate.split(found.scores, labels) is not None
+        noise_rate.bimodal_threshold(found.scores, labels) is not None
     )  # though right labels are in either heap
     assert found.noise_rate.low <= wrong.double().mean() <= found.noise_rate.high
 
@@ -488,7 +488,7 @@ def test_doubts_fall_with_the_score_as_a_least_squares_fit_does():
     scores = torch.rand(200, generator=generator()).mul(20).round() / 20  # with ties
     values = (torch.rand(200, generator=generator(1)) > scores).float()
     scores[7] = NAN
-    found = noise_rate.falling(scores, values)
+    found = noise_rate.decreasing_fit(scores, values)
     known = ~scores.isnan()
     fit = IsotonicRegression(increasing=False).fit_transform(
         scores[known].numpy(), values[known].numpy()
@@ -500,13 +500,13 @@ def test_doubts_fall_with_the_score_as_a_least_squares_fit_does():
 @pytest.mark.parametrize("mean", [0.1, 0.3, 0.6])
 def test_doubts_are_bent_to_the_wished_mean(mean):
     doubts = torch.linspace(0.05, 0.95, 50).double()
-    found = noise_rate.bent(doubts, mean)
+    found = noise_rate.raised_to_mean(doubts, mean)
     assert found.mean().item() == pytest.approx(mean, abs=1e-6)
     assert (found.diff() > 0).all()
     some = torch.cat(
         [doubts, torch.zeros(5), torch.tensor([NAN])]
     )  # nobody doubts five, and one is not known
-    found = noise_rate.bent(some, mean)
+    found = noise_rate.raised_to_mean(some, mean)
     assert found[:-1].mean().item() == pytest.approx(mean, abs=1e-6)
     assert found[-1].isnan()
     assert (found[-6:-1] == 0).all()
@@ -515,10 +515,10 @@ def test_doubts_are_bent_to_the_wished_mean(mean):
 def test_doubts_are_bent_no_further_than_by_the_power_of_twenty():
     doubts = torch.tensor([0.5, 0.9]).double()
     torch.testing.assert_close(
-        noise_rate.bent(doubts, 0.0), torch.tensor([0.5**20, 0.9**20]).double()
+        noise_rate.raised_to_mean(doubts, 0.0), torch.tensor([0.5**20, 0.9**20]).double()
     )
     torch.testing.assert_close(
-        noise_rate.bent(doubts, 1.0), torch.tensor([0.5**0.05, 0.9**0.05]).double()
+        noise_rate.raised_to_mean(doubts, 1.0), torch.tensor([0.5**0.05, 0.9**0.05]).double()
     )
 
 
@@ -535,10 +535,10 @@ def test_the_variance_that_classes_explain_is_less_what_any_classes_would():
         6 - 2
     )
     total = sum((value - 27 / 6) ** 2 for value, _ in kept) / (6 - 1)
-    found = noise_rate._explained_by(torch.tensor(values), torch.tensor(labels))
+    found = noise_rate._explained_by_class(torch.tensor(values), torch.tensor(labels))
     assert found == pytest.approx(1 - within / total)
     assert (
-        noise_rate._explained_by(torch.tensor([1.0, 2.0]), torch.tensor([0, 3])) == 0
+        noise_rate._explained_by_class(torch.tensor([1.0, 2.0]), torch.tensor([0, 3])) == 0
     )  # each alone in its class
 
 
@@ -599,13 +599,13 @@ def test_the_rate_of_two_heaps_is_the_mean_of_two_sizes_and_its_interval_holds_a
         [torch.randn(300, generator=drawn) - 3, 2.5 * torch.randn(700, generator=drawn) + 4]
     )
     labels, dynamics = torch.arange(1000) % 2, {"confidence": margins.sigmoid(), "margin": margins}
-    below = (margins <= noise_rate.cut(margins).threshold).double().mean().item()
+    below = (margins <= noise_rate.otsu_cut(margins).threshold).double().mean().item()
     lower = noise_rate.mixture_share(margins)
     assert below > lower + 0.01  # the wide heap reaches below the cut
     found = audit(labels, dynamics=dynamics).noise_rate
     assert found.estimate == pytest.approx(below)
     mirrored = {"confidence": margins.neg().sigmoid(), "margin": -margins}
-    below = (-margins <= noise_rate.cut(-margins).threshold).double().mean().item()
+    below = (-margins <= noise_rate.otsu_cut(-margins).threshold).double().mean().item()
     lower = noise_rate.mixture_share(-margins)
     assert lower > below + 0.01
     found = audit(labels, dynamics=mirrored).noise_rate
@@ -625,15 +625,15 @@ def test_what_scores_tell_apart_may_be_wrong_where_training_does_not_show_it():
     found = audit(labels, dynamics=dynamics, probabilities=probabilities).noise_rate
     assert found.estimate == 0
     assert found.low == 0
-    assert found.high == pytest.approx(noise_rate.wilson(0.3, 300)[1])
+    assert found.high == pytest.approx(noise_rate.wilson_interval(0.3, 300)[1])
 
 
 def test_the_lower_heap_has_no_vote_where_training_or_a_view_speaks_against_it():
     scores = torch.tensor([0.6] * 3 + [0.95] * 7)
     is_upper = scores > 0.9
     margins = torch.where(is_upper, 0.9, 0.7)
-    agreed = audit_module._Beliefs({}, {"neighbors": margins, "probabilities": margins})
-    refused = audit_module._Beliefs({}, {"neighbors": margins - 0.3, "probabilities": margins})
+    agreed = audit_module._Views({}, {"neighbors": margins, "probabilities": margins})
+    refused = audit_module._Views({}, {"neighbors": margins - 0.3, "probabilities": margins})
     labels = torch.arange(10) % 2
     assert audit_module._is_trusted(scores, labels, agreed, None).all()
     assert torch.equal(audit_module._is_trusted(scores, labels, refused, None), is_upper)
@@ -647,7 +647,7 @@ def test_a_class_that_is_learned_later_is_not_taken_for_wrong_labels():
     dynamics = {"confidence": torch.tensor([0.99, 0.9, 0.88])[labels], "margin": margins}
     probabilities = (8 * torch.eye(3)[labels]).softmax(dim=1)
     found = audit(labels, dynamics=dynamics, probabilities=probabilities, features=features)
-    assert noise_rate.cut(margins).explained > noise_rate.IS_SPLIT
+    assert noise_rate.otsu_cut(margins).explained > noise_rate.IS_SPLIT
     assert not found.is_issue.any()
     assert found.noise_rate.estimate == 0
 
@@ -659,13 +659,13 @@ def test_heaps_that_are_half_classes_and_that_no_view_rejects_are_no_wrong_label
         torch.rand(600, generator=drawn) < 0.9
     )  # of two classes most are learned later
     margins = torch.where(is_late, 0.4, 2.0) + 0.1 * torch.randn(600, generator=drawn)
-    explained = noise_rate._explained_by(margins, labels) / noise_rate.cut(margins).explained
+    explained = noise_rate._explained_by_class(margins, labels) / noise_rate.otsu_cut(margins).explained
     assert 0.5 < explained < 0.9
     nobody = torch.zeros(600, dtype=torch.bool)
     some = is_late & (torch.arange(600) % 4 == 0)  # of the lower heap
-    assert noise_rate.split(margins, labels) is not None  # nothing else is known
-    assert noise_rate.split(margins, labels, nobody) is None
-    assert noise_rate.split(margins, labels, some) is not None
+    assert noise_rate.bimodal_threshold(margins, labels) is not None  # nothing else is known
+    assert noise_rate.bimodal_threshold(margins, labels, nobody) is None
+    assert noise_rate.bimodal_threshold(margins, labels, some) is not None
     dynamics = {"confidence": margins.sigmoid(), "margin": margins}
     found = audit(
         labels, dynamics=dynamics, probabilities=(6 * torch.eye(3)[labels]).softmax(dim=1)
@@ -708,7 +708,7 @@ def test_most_of_the_lower_heap_must_be_outvoted(outvoted, is_heap):
     found = torch.zeros(400).masked_scatter(
         is_low, torch.tensor(outvoted, dtype=torch.float32).repeat(20)
     )
-    assert (audit_module._training_end(read, audit_module._Beliefs({}, {}), found) is not None) == is_heap
+    assert (audit_module._training_threshold(read, audit_module._Views({}, {}), found) is not None) == is_heap
 
 
 def test_a_lower_heap_that_was_learned_by_heart_is_still_one():
@@ -739,8 +739,8 @@ def test_what_a_network_rejects_that_has_learned_little_counts_where_neighbors_r
     def rate(outvoted, by_network=0.3):
         own = shown[torch.where(tenth < 10 * by_network, (labels + 1) % 3, labels)]
         read = inputs.read_inputs(labels, own, None, dynamics, None)
-        return audit_module._judged_rate(
-            read, torch.full((300,), 0.6), audit_module._Beliefs({"all": view}, {}), outvoted, None
+        return audit_module._rate_of_scored(
+            read, torch.full((300,), 0.6), audit_module._Views({"all": view}, {}), outvoted, None
         )
 
     is_first = (tenth < 1).float()
@@ -757,7 +757,7 @@ def test_what_a_network_rejects_that_has_learned_little_counts_where_neighbors_r
 
 def test_a_label_is_outvoted_by_a_class_that_a_view_believes_in_more():
     view = torch.tensor([[0.2, 0.8], [0.8, 0.2], [0.0, 0.0], [0.5, 0.5], [0.2, 0.8], [0.9, 0.1]])
-    found = audit_module._outvoted(view, torch.tensor([0, 0, 1, 0, -1, 1]))
+    found = audit_module._rejects(view, torch.tensor([0, 0, 1, 0, -1, 1]))
     torch.testing.assert_close(found, torch.tensor([1, 0, NAN, 0, NAN, 1]), equal_nan=True)
 
 
@@ -783,7 +783,7 @@ def test_the_interval_of_probabilities_alone_holds_what_confident_learning_finds
     )  # usual are 0.775 and 0.4, which the second ten fall short of and reach
     found = audit(labels, probabilities=probabilities).noise_rate
     assert found.estimate == 0
-    assert found.high == pytest.approx(noise_rate.wilson(1 / 4, 40)[1])
+    assert found.high == pytest.approx(noise_rate.wilson_interval(1 / 4, 40)[1])
 
 
 @pytest.mark.parametrize("are_two", [False, True])
@@ -797,9 +797,9 @@ def test_where_scores_are_one_heap_all_labels_may_be_right(are_two):
         else torch.randn(300, generator=generator()).sigmoid()
     )
     read = inputs.read_inputs(labels, None, features, None, None)
-    rate = audit_module._judged_rate(read, scores, audit_module._Beliefs({"all": view}, {}), None, None)
+    rate = audit_module._rate_of_scored(read, scores, audit_module._Views({"all": view}, {}), None, None)
     assert rate.estimate == pytest.approx(0.3)
-    low = noise_rate.wilson(0.3, 300)[0] - 0.1 * math.sqrt(0.3 * 0.7)
+    low = noise_rate.wilson_interval(0.3, 300)[0] - 0.1 * math.sqrt(0.3 * 0.7)
     assert rate.low == pytest.approx(low if are_two else 0)
 
 
@@ -826,7 +826,7 @@ def test_wrong_labels_of_one_class_alone_are_still_two_heaps():
     labels = torch.arange(1000) % 10
     is_wrong = (labels == 3) & (torch.arange(1000) % 20 < 10)
     values = torch.where(is_wrong, -4.0, 4.0) + torch.randn(1000, generator=generator())
-    assert noise_rate.split(values, labels) is not None
+    assert noise_rate.bimodal_threshold(values, labels) is not None
 
 
 def test_what_views_say_together_is_their_geometric_mean_and_nobody_is_sure_that_a_class_is_none():
@@ -835,7 +835,7 @@ def test_what_views_say_together_is_their_geometric_mean_and_nobody_is_sure_that
     wanted = torch.tensor(
         [[0.2**0.5, (0.05 * 0.8) ** 0.5], [0.3, 0.7], [1.0, 1.0]]
     ).double()  # a tenth for two classes
-    torch.testing.assert_close(audit_module._together([first, second]), wanted)
+    torch.testing.assert_close(audit_module._geometric_mean([first, second]), wanted)
 
 
 def test_a_suggestion_weighs_the_label_as_far_as_it_is_right_against_the_others_in_their_proportion():
@@ -853,7 +853,7 @@ def test_a_suggestion_weighs_the_label_as_far_as_it_is_right_against_the_others_
 def test_without_a_view_a_label_stays_that_is_as_likely_right_as_wrong():
     read = inputs.read_inputs([1, 1, 0, -1], None, torch.eye(4), None, None)
     doubts = torch.tensor([0.4, 0.6, 0.5, NAN]).double()
-    found = audit_module._likeliest_of_all(read, audit_module._Beliefs({}, {}), doubts)
+    found = audit_module._likeliest_of_all(read, audit_module._Views({}, {}), doubts)
     assert found.labels.tolist() == [1, -1, 0, -1]
     assert found.probabilities.tolist() == pytest.approx([0.6, NAN, 0.5, NAN], nan_ok=True)
 
@@ -891,7 +891,7 @@ def test_unsure_probabilities_of_clean_labels_are_no_noise():
         ((1 - own) / 3)[:, None].expand(2000, 4).scatter(1, clean[:, None], own[:, None])
     )
     found = audit(clean, probabilities=probabilities)
-    assert noise_rate.cut(found.scores).explained > noise_rate.IS_SPLIT
+    assert noise_rate.otsu_cut(found.scores).explained > noise_rate.IS_SPLIT
     assert found.noise_rate.estimate == 0
     assert not found.is_issue.any()
 
@@ -1022,7 +1022,7 @@ def test_of_labels_that_all_differ_neighbors_say_nothing(num, width):
     ):  # now one may agree
         read = inputs.read_inputs(labels, None, features, None, None)
         near, graph = scores.gather_evidence(read.features, 20, None)
-        views = audit_module._beliefs(read, near, torch.ones(num, dtype=torch.bool), graph).views
+        views = audit_module._make_views(read, near, torch.ones(num, dtype=torch.bool), graph).beliefs
         assert [not view.any() for view in views.values()] == [is_silent, is_silent]
 
 
@@ -1202,7 +1202,7 @@ def test_of_whom_no_view_speaks_nothing_is_suggested():
 
 def test_who_is_the_same_as_its_neighbors_is_not_foreign():
     found = evidence_of([[1, 2], [0, 2], [0, 1]], [[1.0, 1.0]] * 3, [0, 0, 0], [[0.0, 0.0]] * 3)
-    assert scores.closeness(found).tolist() == [1, 1, 1]
+    assert scores.density_score(found).tolist() == [1, 1, 1]
 
 
 def test_constant_features_say_nothing():

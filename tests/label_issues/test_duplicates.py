@@ -67,7 +67,7 @@ def test_parts_of_one_photograph_are_not_the_same(tiles):
 def test_equal_pictures_of_one_color_are_the_same_and_others_are_not():
     levels = torch.tensor([0, 90, 0, 200, 90, 0], dtype=torch.uint8)
     images = levels[:, None, None, None].expand(-1, 3, 32, 32)
-    groups = scores.connected(6, *duplicates.same_pictures(duplicates.shrink(images)).T)
+    groups = scores.connected_components(6, *duplicates.same_pictures(duplicates.shrink(images)).T)
     assert groups.tolist() == [0, 1, 0, -1, 1, 0]
 
 
@@ -115,7 +115,7 @@ def test_the_most_alike_of_each_picture_are_compared(monkeypatch):
     triples = torch.tensor(
         [[0, 1, 0.93], [0, 2, 0.99], [0, 3, 0.95], [5, 4, 0.92]], dtype=torch.float64
     )
-    assert sorted(map(tuple, duplicates._best_of_each(triples).tolist())) == [
+    assert sorted(map(tuple, duplicates._best_candidates(triples).tolist())) == [
         (0, 2),
         (0, 3),
         (4, 5),
@@ -144,7 +144,7 @@ def test_noise_among_photographs_is_unusual(tiles):
     noise = torch.randint(
         0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
-    scores = duplicates.usualness(duplicates.shrink(torch.cat([tiles, noise])))
+    scores = duplicates.typicality_score(duplicates.shrink(torch.cat([tiles, noise])))
     assert ((scores >= 0) & (scores <= 1)).all()
     assert metrics.detection_auroc(scores, torch.arange(len(tiles) + 8) >= len(tiles)) > 0.95
 
@@ -165,7 +165,7 @@ def test_without_features_pictures_say_what_is_foreign_and_not_what_is_near(tile
     probabilities = torch.eye(2)[torch.arange(len(tiles)) % 2]
     found = audit(torch.arange(len(tiles)) % 2, probabilities=probabilities, images=tiles)
     assert found.evidence is None
-    torch.testing.assert_close(found.ood_scores, duplicates.usualness(duplicates.shrink(tiles)))
+    torch.testing.assert_close(found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles)))
     assert found.ood_scores.min() < found.ood_scores.max()
 
 
@@ -175,7 +175,7 @@ def test_short_features_are_foreign():
     features[4] *= 0.25
     found = audit([0] * 30, features=features)
     assert int(found.ood_scores.argmin()) == 4
-    torch.testing.assert_close(scores.fullness(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
+    torch.testing.assert_close(scores.length_score(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def _check_is_file(path: Path) -> None:
 
 
 class _Known(NamedTuple):
-    """What a row is checked against, as plain Python values, since there may be millions of rows."""
+    """The values that rows are checked against, as plain Python values for speed."""
 
     numbers: dict[str | None, int]  # of the classes by name; −1 for None
     given: list[int]  # (N,)
