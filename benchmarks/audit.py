@@ -441,7 +441,8 @@ def main() -> None:
             f"--scale {chosen.scale} and --classes {chosen.classes} must be at least 1 row and 2 classes"
         )
     try:
-        if chosen.out is not None:  # before anything is measured
+        # Before anything is measured.
+        if chosen.out is not None:
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
         rows, show = _rows(chosen)
     except (OSError, ValueError, nearsay.training.checkpoints.RunError) as error:

@@ -28,10 +28,12 @@ from sklearn.preprocessing import StandardScaler
 import nearsay
 
 Array = NDArray[Any]
-Counted = tuple[float, float, float, float]  # true share, estimate, and both ends of the interval
+# True share, estimate, and both ends of the interval.
+Counted = tuple[float, float, float, float]
 CLASSIFIERS = ("lr", "lrweak", "lrsure", "knn", "rf", "nb")
 STRENGTHS = {"lr": 1.0, "lrweak": 0.003, "lrsure": 100.0}
-LEAST = 5  # examples of a class, as there are five folds
+# Examples of a class, as there are five folds.
+LEAST = 5
 
 
 def classifier(name: str, seed: int) -> Any:
@@ -121,7 +123,8 @@ def spoil(rng: np.random.Generator, points: Array, clean: Array, kind: str, rate
         distances = ((points[:, None] - means[None]) ** 2).sum(-1)
         own = distances[np.arange(num), clean]
         distances[np.arange(num), clean] = np.inf
-        ranks = (own - distances.min(1)).argsort().argsort() / num  # near 1 where classes meet
+        # Near 1 where classes meet.
+        ranks = (own - distances.min(1)).argsort().argsort() / num
         is_wrong = rng.random(num) < np.clip(2 * rate * ranks, 0, 1)
         given[is_wrong] = distances.argmin(1)[is_wrong]
     elif kind == "one":
@@ -187,7 +190,8 @@ def summarize(counted: list[Counted]) -> tuple[float, float, float, float]:
 def main() -> None:
     """Draw, audit and count."""
     seeds = parse_seeds(__doc__)
-    warnings.filterwarnings("ignore")  # of fits that have not converged
+    # Of fits that have not converged.
+    warnings.filterwarnings("ignore")
     rows: dict[str, list[Counted]] = {"both": [], "features": [], "probabilities": []}
     for seed in seeds:
         features, probabilities, labels, is_wrong = draw(seed)

@@ -98,7 +98,8 @@ def show(name: str, counted: list[Counted]) -> None:
 def main() -> None:
     """Train, audit and count."""
     seeds = parse_seeds(__doc__)
-    warnings.filterwarnings("ignore")  # of batches with fewer rows than neighbors
+    # Of batches with fewer rows than neighbors.
+    warnings.filterwarnings("ignore")
     found = [(choose(seed), count(seed)) for seed in seeds]
     print("trainings      runs  held   miss below, above   width  up to  error   above .2")
     for name, is_of_row in ROWS.items():

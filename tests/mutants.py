@@ -23,7 +23,7 @@ NCR_TESTS = (
 )
 KERNEL_TESTS = (*NCR_TESTS, "tests/losses/test_ncr_kernel.py", "tests/test_neighbors.py")
 PROCESS_TESTS = ("tests/distributed",)
-METRICS_TESTS, AUDIT_TESTS = ("tests/test_metrics.py",), ("tests/label_issues/test_audit.py",)
+METRICS_TESTS, AUDIT_TESTS = ("tests/test_metrics.py",), ("tests/label_issues",)
 
 
 class Mutant(NamedTuple):

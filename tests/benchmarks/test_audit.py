@@ -50,7 +50,8 @@ def test_copies_stand_at_the_end_and_kinds_take_turns(tiles):
 def test_brightness_changes_by_a_twentieth_and_a_crop_is_enlarged():
     gray = torch.full((3, 32, 32), 100, dtype=torch.uint8)
     brighter = planting.changed(gray, "brightness", np.random.default_rng(0))
-    assert brighter.unique().item() in (95, 104, 105)  # Pillow cuts off
+    # Pillow cuts off.
+    assert brighter.unique().item() in (95, 104, 105)
     row = torch.arange(32, dtype=torch.uint8).mul(8).expand(3, 32, 32)
     cut = planting.changed(row, "crop", np.random.default_rng(1))
     assert cut.shape == (3, 32, 32)
@@ -58,7 +59,8 @@ def test_brightness_changes_by_a_twentieth_and_a_crop_is_enlarged():
 
 
 def test_found_pairs_are_planted_real_or_mistakes(tiles, monkeypatch):
-    twice = torch.cat([tiles, tiles[-1:]])  # a real duplicate, which nobody has planted: 11 and 12
+    # A real duplicate, which nobody has planted: 11 and 12.
+    twice = torch.cat([tiles, tiles[-1:]])
     planted = planting.plant(twice, 4, seed=3)
     found = torch.tensor([[0, 13], [1, 14], [2, 15], [11, 12], [4, 5]])
     monkeypatch.setattr(benchmark, "same_pictures", lambda thumbnails: found)

@@ -165,7 +165,9 @@ def test_without_features_pictures_say_what_is_foreign_and_not_what_is_near(tile
     probabilities = torch.eye(2)[torch.arange(len(tiles)) % 2]
     found = audit(torch.arange(len(tiles)) % 2, probabilities=probabilities, images=tiles)
     assert found.evidence is None
-    torch.testing.assert_close(found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles)))
+    torch.testing.assert_close(
+        found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles))
+    )
     assert found.ood_scores.min() < found.ood_scores.max()
 
 
@@ -179,36 +181,23 @@ def test_short_features_are_foreign():
 
 
 @pytest.mark.parametrize(
-    ("images", "complaint"),
+    "images",
     [
-        (torch.zeros(2, 3, 32, 32), "must be (N, 3, H, W) of uint8"),
-        (torch.zeros(2, 32, 32, dtype=torch.uint8), "must be (N, 3, H, W) of uint8"),
-        (torch.zeros(3, 3, 32, 32, dtype=torch.uint8), "2 labels but 3 images"),
-        (
-            torch.zeros(2, 3, 0, 32, dtype=torch.uint8),
-            "images of shape (2, 3, 0, 32) and torch.uint8 must be",
-        ),
-        (
-            "photos/",
-            "images of type str are no array of pixels; they must be stacked as (N, 3, H, W) of uint8, all of one size",
-        ),
-        (["one.png", "two.png"], "images of type list are no array of pixels"),
-        (
-            [np.zeros((3, 32, side), np.uint8) for side in (32, 16)],
-            "images of type list are no array of pixels",
-        ),
-        (np.array([None, None]), "images of type ndarray are no array of pixels"),
-        (object(), "images of type object are no array of pixels"),
-        (
-            [Image.new("RGB", (32, 32))] * 2,
-            "images of shape (2, 32, 32, 3) and torch.uint8 must be (N, 3, H, W)",
-        ),
+        torch.zeros(2, 3, 32, 32),
+        torch.zeros(2, 32, 32, dtype=torch.uint8),
+        torch.zeros(3, 3, 32, 32, dtype=torch.uint8),
+        torch.zeros(2, 3, 0, 32, dtype=torch.uint8),
+        "photos/",
+        ["one.png", "two.png"],
+        [np.zeros((3, 32, side), np.uint8) for side in (32, 16)],
+        np.array([None, None]),
+        object(),
+        [Image.new("RGB", (32, 32))] * 2,
     ],
 )
-def test_images_that_cannot_be_meant_are_refused(images, complaint):
-    with pytest.raises(ValueError, match="must be") as caught:
+def test_images_that_do_not_fit_are_refused(images):
+    with pytest.raises(ValueError, match=r"^images must"):
         audit([0, 1], features=torch.eye(2), images=images)
-    assert complaint in str(caught.value)
 
 
 @pytest.mark.parametrize("kept", [list, lambda images: images.flip(1).numpy()[:, ::-1]])

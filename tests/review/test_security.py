@@ -16,7 +16,8 @@ ORIGIN = "Origin: http://127.0.0.1:PORT"
 WRITE = (HOST, ORIGIN, JSON)
 DECIDE = f"/{TOKEN}/decide"
 
-REFUSED = [  # what is sent (method, target, headers, body), and the answers that are right
+# What is sent (method, target, headers, body), and the answers that are right.
+REFUSED = [
     # another name for this machine: a name of others that was made to point here, or no name at all
     ("GET", f"/{TOKEN}/state", ("Host: evil.example",), "", (421,)),
     ("GET", f"/{TOKEN}/state", ("Host: evil.example:PORT",), "", (421,)),
@@ -180,7 +181,8 @@ def send(port, content, wait=5.0):
 def _received(line):
     try:
         return line.recv(65536)
-    except ConnectionResetError:  # it was closed while more was on its way
+    # It was closed while more was on its way.
+    except ConnectionResetError:
         return b""
 
 
@@ -231,7 +233,8 @@ def test_a_body_without_a_length_is_read_up_to_the_limit(served, original):
     chunk = b"10000\r\n" + b"[" * 65536 + b"\r\n"
     try:
         answer = send(served.port, head + chunk * 20)
-    except (BrokenPipeError, ConnectionResetError):  # it stopped listening in the middle
+    # It stopped listening in the middle.
+    except (BrokenPipeError, ConnectionResetError):
         answer = b"HTTP/1.1 413"
     assert b" 413 " in answer[:20] + b" "
     assert not (original / "corrections.csv").exists()
@@ -268,7 +271,8 @@ def test_only_this_machine_is_listened_to(served):
         except OSError:
             own = "127.0.0.1"
         if own.startswith("127."):
-            own = "127.0.0.2"  # every address of 127/8 is this machine, but one only is listened to
+            # Every address of 127/8 is this machine, but one only is listened to.
+            own = "127.0.0.2"
         assert other.connect_ex((own, served.port)) != 0
 
 

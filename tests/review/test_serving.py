@@ -57,7 +57,8 @@ def test_a_killed_review_has_all_that_it_answered_and_goes_on(run, capsys, monke
         str(index) for index in range(20)
     ]
     with open(run / "corrections.csv", "ab") as file:
-        file.write(b"20,")  # what a crash of the machine may leave
+        # What a crash of the machine may leave.
+        file.write(b"20,")
 
     def work(address):
         assert decide(address, 20, "drop") == 200
@@ -166,9 +167,8 @@ def test_an_error_of_ours_is_one_line_and_the_page_goes_on(page, monkeypatch, ca
     monkeypatch.setattr(page.session, "state", lambda: 1 / 0)
     assert page.ask("GET", "state").status == 500
     told, limit = "", time.monotonic() + 30
-    while (
-        "\n" not in told and time.monotonic() < limit
-    ):  # the server answers first and then says why
+    # The server answers first and then says why.
+    while "\n" not in told and time.monotonic() < limit:
         told += capsys.readouterr().err
         time.sleep(0.01)
     assert told == "internal error: ZeroDivisionError: division by zero\n"

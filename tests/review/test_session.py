@@ -203,14 +203,8 @@ def test_many_threads_lose_nothing(run):
         ({"key": "k", "index": 1347, "seen": 0}, "index .*1347"),
         ({"key": "k", "index": 0}, "seen .*'None'"),
         ({"key": "k", "index": 0, "seen": 0}, "decision .*'None'"),
-        (
-            {"key": "k", "index": 0, "seen": 0, "decision": "other", "label": 10},
-            "label .*'10'",
-        ),
-        (
-            {"key": "k", "index": 0, "seen": 0, "decision": "other", "label": "3"},
-            "label .*'3'",
-        ),
+        ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": 10}, "label .*'10'"),
+        ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": "3"}, "label .*'3'"),
         (
             {"key": "k", "index": 0, "seen": 0, "decision": "other", "label": False},
             "label .*'False'",
@@ -240,10 +234,7 @@ def test_an_audit_that_was_made_anew_keeps_what_was_decided(run):
     [
         (lambda lines: None, "is missing"),
         (lambda lines: lines[:-1], "index"),
-        (
-            lambda lines: [lines[0].replace("label_score", "score"), *lines[1:]],
-            "label_score",
-        ),
+        (lambda lines: [lines[0].replace("label_score", "score"), *lines[1:]], "label_score"),
         (lambda lines: [lines[0], lines[1].replace("0.9,0.0", "0.9,low"), *lines[2:]], "low"),
     ],
 )
