@@ -300,7 +300,7 @@ def _apart(home: Tensor, away: Tensor) -> float:
 
 
 def scale(num: int, num_classes: int) -> dict[str, Any]:
-    """Time, memory and recall of an audit of `num` rows whose features lie on disk."""
+    """Time, memory and recall of an audit of `num` rows with features on disk."""
     torch.set_num_threads(2)
     drawn = torch.Generator().manual_seed(0)
     clean = torch.randint(0, num_classes, (num,), generator=drawn)

@@ -78,7 +78,7 @@ def choose(seed: int) -> dict[str, Any]:
 
 
 def clouds(rng: np.random.Generator, chosen: dict[str, Any]) -> tuple[Array, Array]:
-    """Normal clouds whose centers are `apart` deviations from the nearest other, in the median."""
+    """Normal clouds; the median distance to the nearest center is `apart` deviations."""
     centers = rng.normal(size=(chosen["classes"], chosen["dim"]))
     centers /= np.linalg.norm(centers, axis=1, keepdims=True)
     distances = np.sqrt(((centers[:, None] - centers[None]) ** 2).sum(-1))

@@ -16,7 +16,7 @@ EXACT = {"tolerance": 1e-13}
 
 
 def graph_of(features: Tensor, k: int) -> list[list[float]]:
-    """W by scalar loops: positive cosines of pairs of which one names the other."""
+    """W by scalar loops: positive cosines of pairs in which one names the other."""
     rows = features.tolist()
     norms = [math.sqrt(sum(x * x for x in row)) for row in rows]
     n = len(rows)
@@ -391,7 +391,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(arguments, choices, field
 def test_the_size_of_soft_labels_is_the_size_of_the_scores(size):
     drawn = torch.Generator().manual_seed(0)
     features, labels = torch.rand(30, 4, generator=drawn), torch.rand(30, 3, generator=drawn)
-    # Whose squares vanish or overflow in float32.
+    # Squares of these vanish or overflow in float32.
     scores = propagate_labels(features, size * labels, k=5)
     torch.testing.assert_close(
         scores / size, propagate_labels(features, labels, k=5), rtol=1e-4, atol=0

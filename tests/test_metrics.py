@@ -316,7 +316,7 @@ def test_knn_accuracy_agrees_with_scalar_loops(k, rows_at_a_time, monkeypatch):
 def test_an_example_does_not_vote_for_itself():
     features = torch.eye(4)
     train, labels = predictions_of(features), torch.arange(4)
-    # Nobody else is alike at all: no votes, all misses.
+    # All others are orthogonal: no votes, all misses.
     assert knn_accuracy(train, labels, None, labels, k=1) == 0
     # As another set, the namesake may vote.
     assert knn_accuracy(train, labels, train, labels, k=1) == 1

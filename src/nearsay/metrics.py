@@ -120,7 +120,7 @@ def aligned(labels: Labels, predictions: Predictions) -> Labels:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of labeled rows whose largest logit is at the label; of equal logits the first counts.
+    """Share of labeled rows with the largest logit at the label; of equal ones the first counts.
 
     >>> import torch
     >>> accuracy(torch.tensor([[2.0, 1.0], [2.0, 1.0]]), torch.tensor([0, 1]))
@@ -130,7 +130,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def top_k_accuracy(logits: Tensor, labels: Tensor, *, k: int = 5) -> float:
-    """Share of labeled rows whose label is among the k largest logits.
+    """Share of labeled rows with the label among the k largest logits.
 
     Of equal logits, lower class numbers come first.
 
@@ -247,7 +247,7 @@ def calibration_error(
 
 
 def memorization(logits: Tensor, labels: Labels) -> Memorization:
-    """What is predicted for rows whose given label is wrong.
+    """What is predicted for rows with a wrong given label.
 
     >>> import torch
     >>> labels = Labels(torch.tensor([0, 0]), torch.tensor([1, 1]), ("cat", "dog"))
@@ -262,7 +262,7 @@ def memorization(logits: Tensor, labels: Labels) -> Memorization:
 
 
 def noise_rate(labels: Labels) -> float:
-    """Share of labeled rows whose given label is not the true class.
+    """Share of labeled rows with a given label that is not the true class.
 
     A true class that is not among the classes makes the label wrong.
 

@@ -1,4 +1,4 @@
-"""Data whose wrong labels are known, and evidence by hand."""
+"""Data with known wrong labels, and evidence by hand."""
 
 import torch
 
@@ -14,7 +14,7 @@ def generator(seed=0):
 
 
 def noisy(clean, rate, seed=0):
-    """Labels of which exactly that share is wrong."""
+    """The labels with exactly this share of wrong ones."""
     classes = tuple(map(str, range(int(clean.max()) + 1)))
     return Symmetric(rate=rate, seed=seed, redraw=False)(Labels(clean, clean, classes)).given
 

@@ -27,7 +27,7 @@ def dynamics_of(margins, confidence):
 
 
 def two_groups(is_low):
-    """Dynamics whose margins form two groups that are not classes."""
+    """Dynamics with margins in two groups that are not classes."""
     noise = 0.2 * torch.randn(len(is_low), generator=generator())
     return dynamics_of(torch.where(is_low, -1.0, 1.0) + noise, 0.5)
 
@@ -71,7 +71,7 @@ def test_the_views_are_averaged_first():
 
 def test_an_audit_searches_once_and_propagates_over_the_result(monkeypatch):
     features, _, given = blobs(num=200)
-    # Nearly equal rows, whose similarities are refined for the evidence but not for the graph.
+    # Similarities of nearly equal rows are refined for the evidence but not for the graph.
     features[100:110] = features[110:120] * (1 + 1e-6)
     searched, graphs, references, cosines = [], [], [], neighbors.cosines
 

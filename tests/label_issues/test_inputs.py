@@ -107,7 +107,7 @@ class Table:
         (["a", "b", "c"], ["c", "a", "b"], None, [1, 2, 0]),
         ([0, 1, 2], [2, 0, 1], None, [1, 2, 0]),
         ([0, 1, 2], ["c", "a", "b"], ["b", "a", "c"], [2, 1, 0]),
-        # Names that say nothing of classes.
+        # These names are no classes.
         (["a", "b", "c"], ["column_2", "column_0", "column_1"], None, [0, 1, 2]),
         ([0, 1, 2], ["c", "a", "b"], None, [0, 1, 2]),
         # The numbers of columns without a name.

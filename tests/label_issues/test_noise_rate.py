@@ -159,7 +159,7 @@ def test_values_are_raised_to_the_wanted_mean(mean):
     found = noise_rate.raised_to_mean(doubts, mean)
     assert found.mean().item() == pytest.approx(mean, abs=1e-6)
     assert (found.diff() > 0).all()
-    # Nobody doubts five, and one is not known.
+    # Five are 0, and one is unknown.
     some = torch.cat([doubts, torch.zeros(5), torch.tensor([NAN])])
     found = noise_rate.raised_to_mean(some, mean)
     assert found[:-1].mean().item() == pytest.approx(mean, abs=1e-6)
@@ -179,7 +179,7 @@ def test_values_are_raised_to_the_power_of_twenty_at_most():
 
 def test_the_variance_that_classes_explain_excludes_chance():
     values = [1.0, 2.0, 4.0, 8.0, 5.0, 7.0, NAN, 3.0]
-    # Nobody is of class 1.
+    # There is no example of class 1.
     labels = [0, 0, 0, 2, 2, 2, 2, -1]
     kept = [
         (value, label)

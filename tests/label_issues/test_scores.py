@@ -39,13 +39,13 @@ def test_near_duplicates_share_one_vote_and_ones_own_have_none():
 
 def test_only_near_duplicates_in_the_list_share_a_vote():
     found = evidence_of([[1, 2, 3, 4]] * 5, [[0.8, 0.8, 0.4, 0.2]] * 5, [-1, 5, 5, 6, -1])
-    labels, everybody = torch.tensor([0, 0, 0, 1, 1]), torch.ones(5, dtype=torch.bool)
-    shares = scores.votes(found, labels, everybody, 2)
+    labels, is_voter = torch.tensor([0, 0, 0, 1, 1]), torch.ones(5, dtype=torch.bool)
+    shares = scores.votes(found, labels, is_voter, 2)
     # 3 is alone of its group, 4 has none.
     torch.testing.assert_close(shares[0], torch.tensor([0.8, 0.6]) / 1.4)
-    # Nobody stands second.
+    # The second place is empty.
     absent = evidence_of([[1, 2, 3, 4]] * 5, [[0.8, 0.0, 0.4, 0.2]] * 5, [-1, 5, 5, 6, -1])
-    shares = scores.votes(absent, labels, everybody, 2)
+    shares = scores.votes(absent, labels, is_voter, 2)
     torch.testing.assert_close(shares[0], torch.tensor([0.8, 0.6]) / 1.4)
 
 

@@ -83,7 +83,7 @@ def run(original, tmp_path):
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
-    """A run on files, one of which is no image."""
+    """A run on files, and one is no image."""
     root = tmp_path_factory.mktemp("photos")
     for number in range(6):
         place = root / "images" / ("cat" if number % 2 else "dog")

@@ -78,7 +78,7 @@ def test_a_file_that_was_written_by_hand_is_kept_to_the_last_byte(tmp_path):
     path.write_bytes(by_hand)
     found = Corrections(path, of_names())
     assert found.entries == [Entry(0, 0, "keep"), Entry(1, 0, "other"), Entry(2, -1, "drop")]
-    # Without a decision nobody can tell whether the row is whole.
+    # Without a decision the row may be incomplete.
     assert found.torn == ",3,=1+1,"
     path.write_bytes(by_hand + b"\n")
     found = Corrections(path, of_names())
@@ -88,7 +88,7 @@ def test_a_file_that_was_written_by_hand_is_kept_to_the_last_byte(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "part"),
     [
         (b"index,label\n0,cat\n", "decision"),
         (b"index,label,decision\n6,cat,keep\n", "corrections.csv:2: index"),
@@ -102,24 +102,24 @@ def test_a_file_that_was_written_by_hand_is_kept_to_the_last_byte(tmp_path):
         (b"Notes of mine\nthe last line", "index"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_and_left_alone(tmp_path, content, told):
+def test_a_damaged_file_is_refused_and_left_alone(tmp_path, content, part):
     path = tmp_path / "corrections.csv"
     path.write_bytes(content)
     with pytest.raises((RunError, TableError)) as caught:
         Corrections(path, of_names())
-    assert told in str(caught.value)
+    assert part in str(caught.value)
     assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "part"),
     [
         (b"index,label,decision\n0,bird,keep\n", "label"),
         (b"index,label\n0,cat\n", "decision"),
         (b'index,label,decision\n0,"cat,keep\n1,cat,keep\n2,cat,keep\n', "closed"),
     ],
 )
-def test_a_file_that_is_refused_need_not_be_writable(tmp_path, monkeypatch, content, told):
+def test_a_file_that_is_refused_need_not_be_writable(tmp_path, monkeypatch, content, part):
     path = tmp_path / "corrections.csv"
     path.write_bytes(content)
 
@@ -131,7 +131,7 @@ def test_a_file_that_is_refused_need_not_be_writable(tmp_path, monkeypatch, cont
 
     opened = builtins.open
     monkeypatch.setattr(builtins, "open", read_only)
-    with pytest.raises((RunError, TableError), match=told):
+    with pytest.raises((RunError, TableError), match=part):
         Corrections(path, of_names())
 
 

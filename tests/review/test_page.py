@@ -305,7 +305,7 @@ def test_an_answer_that_got_lost_does_not_decide_twice(page, run, visit):
         if lost:
             route.continue_()
         else:
-            # It arrives, and nobody hears of it.
+            # It arrives, but the answer does not.
             lost.append(route.fetch().status)
             route.abort()
 

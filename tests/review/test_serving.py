@@ -111,7 +111,7 @@ def test_each_start_has_a_token_of_its_own(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "part"),
     [
         (["review"], 2, "missing argument 'RUN'"),
         (["review", "EMPTY"], 2, "holds no run"),
@@ -122,7 +122,7 @@ def test_each_start_has_a_token_of_its_own(run):
     ],
 )
 def test_what_cannot_be_reviewed_is_said_in_one_sentence(
-    run, page, tmp_path, capsys, words, code, told
+    run, page, tmp_path, capsys, words, code, part
 ):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare").mkdir()
@@ -135,7 +135,7 @@ def test_what_cannot_be_reviewed_is_said_in_one_sentence(
     }
     assert cli.main([str(places.get(word, word)) for word in words]) == code
     said = capsys.readouterr().err
-    assert told in said
+    assert part in said
     assert said.count("\n") == 1
 
 
@@ -166,12 +166,12 @@ def test_what_a_full_disk_refuses_is_told_and_kept_out_of_the_file(page, run, mo
 def test_an_error_of_ours_is_one_line_and_the_page_goes_on(page, monkeypatch, capsys):
     monkeypatch.setattr(page.session, "state", lambda: 1 / 0)
     assert page.ask("GET", "state").status == 500
-    told, limit = "", time.monotonic() + 30
+    text, limit = "", time.monotonic() + 30
     # The server answers first and then says why.
-    while "\n" not in told and time.monotonic() < limit:
-        told += capsys.readouterr().err
+    while "\n" not in text and time.monotonic() < limit:
+        text += capsys.readouterr().err
         time.sleep(0.01)
-    assert told == "internal error: ZeroDivisionError: division by zero\n"
+    assert text == "internal error: ZeroDivisionError: division by zero\n"
     assert page.ask("GET", "changes/0").status == 200
 
 

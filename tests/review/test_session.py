@@ -193,7 +193,7 @@ def test_many_threads_lose_nothing(run):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "part"),
     [
         ([], "object"),
         ({}, "key"),
@@ -213,8 +213,8 @@ def test_many_threads_lose_nothing(run):
         ({"key": "k", "index": 0, "seen": 0, "decision": ["keep"]}, "decision"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(run, asked, told):
-    with pytest.raises(Refused, match=told):
+def test_invalid_decisions_are_refused(run, asked, part):
+    with pytest.raises(Refused, match=part):
         open_session(run).decide(asked)
     assert not (run / "corrections.csv").exists()
 
@@ -230,7 +230,7 @@ def test_an_audit_that_was_made_anew_keeps_what_was_decided(run):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "part"),
     [
         (lambda lines: None, "is missing"),
         (lambda lines: lines[:-1], "index"),
@@ -238,13 +238,13 @@ def test_an_audit_that_was_made_anew_keeps_what_was_decided(run):
         (lambda lines: [lines[0], lines[1].replace("0.9,0.0", "0.9,low"), *lines[2:]], "low"),
     ],
 )
-def test_a_run_without_a_fitting_audit_is_told_how_to_get_one(run, change, told):
+def test_a_run_without_a_fitting_audit_is_refused(run, change, part):
     path = run / "audit.csv"
     lines = change(path.read_text().splitlines(keepends=True))
     path.unlink() if lines is None else path.write_text("".join(lines))
     with pytest.raises(RunError) as caught:
         open_session(run)
-    assert told in str(caught.value)
+    assert part in str(caught.value)
     assert caught.value.code == 65
 
 
