@@ -71,10 +71,12 @@ def propagate_labels(
     targets = _targets(labels, num_classes)  # (N, C)
     directions, _ = normalize(features.to(torch.promote_types(features.dtype, torch.float32)))
     neighbors = nearest(directions, directions, k, None)
-    return spread(neighbors, targets, mu=mu, tolerance=tolerance, max_iterations=max_iterations)
+    return propagate_over_graph(
+        neighbors, targets, mu=mu, tolerance=tolerance, max_iterations=max_iterations
+    )
 
 
-def spread(
+def propagate_over_graph(
     neighbors: Neighbors,
     labels: Tensor,
     num_classes: int | None = None,

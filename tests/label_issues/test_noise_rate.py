@@ -10,23 +10,17 @@ from nearsay.label_issues import noise_rate
 
 
 def test_the_cut_has_the_largest_variance_between_the_halves():
-    values = torch.tensor([0.1, 0.15, 0.2, 0.8, 0.9, NAN])
-    threshold, explained = noise_rate.otsu_cut(values)
-    known = values[:5].double()
-    best = max(
-        (
-            n
-            * (5 - n)
-            * (known[:n].mean() - known[n:].mean()) ** 2
-            / 5
-            / ((known - known.mean()) ** 2).sum(),
-            n,
-        )
-        for n in range(1, 5)
-    )
+    values = [0.1, 0.15, 0.2, 0.8, 0.9]
+    mean = sum(values) / 5
+    shares = []
+    for num in range(1, 5):
+        low, high = sum(values[:num]) / num, sum(values[num:]) / (5 - num)
+        between = num * (5 - num) * (low - high) ** 2 / 5
+        shares.append(between / sum((value - mean) ** 2 for value in values))
+    threshold, explained = noise_rate.otsu_cut(torch.tensor([*values, NAN]))
+    assert shares.index(max(shares)) == 2
     assert threshold == pytest.approx(0.2)
-    assert best[1] == 3
-    assert explained == pytest.approx(best[0].item())
+    assert explained == pytest.approx(max(shares))
 
 
 def test_equal_values_are_not_cut():
@@ -83,38 +77,22 @@ def test_the_interval_of_a_count_is_that_of_wilson():
 
 def test_the_interval_contains_those_of_all_estimates():
     rate = noise_rate.pooled_rate(0.2, [0.1, 0.35], 1000)
-    assert rate.estimate == 0.2
-    # Of a deviation.
-    together = 0.1 * 0.4
-    limits = (
-        noise_rate.wilson_interval(0.1, 1000)[0] - together,
-        noise_rate.wilson_interval(0.35, 1000)[1] + together,
-    )
-    assert (rate.low, rate.high) == pytest.approx(limits)
+    # A tenth of the deviation of a share of 0.2.
+    shared = 0.1 * 0.4
+    low = noise_rate.wilson_interval(0.1, 1000)[0] - shared
+    high = noise_rate.wilson_interval(0.35, 1000)[1] + shared
+    assert rate == pytest.approx((0.2, low, high))
     assert noise_rate.pooled_rate(0.02, [0.02], 9)[1] == 0
     assert noise_rate.pooled_rate(0.98, [0.98], 9)[2] == 1
-    # None errs where none is seen.
-    assert noise_rate.pooled_rate(0.0, [0.0], 1000) == (
-        0,
-        0,
-        noise_rate.wilson_interval(0.0, 1000)[1],
-    )
+    none = noise_rate.pooled_rate(0.0, [0.0], 1000)
+    assert none == (0, 0, noise_rate.wilson_interval(0.0, 1000)[1])
 
 
 def test_confident_learning_rejects_by_beliefs_above_the_class_mean():
-    beliefs = torch.tensor(
-        [
-            [0.9, 0.1, 0],
-            [0.7, 0.3, 0],
-            [0.6, 0.4, 0],
-            [0.2, 0.8, 0],
-            [0.3, 0.6, 0.1],
-            [0.85, 0.1, 0.05],
-        ]
-    )
-    # Class 0 is believed by .8 on average, class 1 by (.4 + .8 + .6 + .1) / 4.
-    labels = torch.tensor([0, 0, 1, 1, 1, 1])
-    # The last alone: .6 is less than .8.
+    rows = [[9, 1, 0], [7, 3, 0], [6, 4, 0], [2, 8, 0], [3, 6, 1], [8.5, 1, 0.5]]
+    beliefs, labels = torch.tensor(rows) / 10, torch.tensor([0, 0, 1, 1, 1, 1])
+    # The means are .8 for class 0 and (.4 + .8 + .6 + .1) / 4 for class 1, so that only the last
+    # row is rejected: .6 is less than .8.
     assert noise_rate.confident_share(beliefs, labels) == pytest.approx(1 / 6)
     scale = torch.tensor([9.0, 0.5, 1.0, 3.0, 1.0, 0.1])[:, None]
     assert noise_rate.confident_share(scale * beliefs, labels) == pytest.approx(1 / 6)
@@ -178,22 +156,14 @@ def test_values_are_raised_to_the_power_of_twenty_at_most():
 
 
 def test_the_variance_that_classes_explain_excludes_chance():
-    values = [1.0, 2.0, 4.0, 8.0, 5.0, 7.0, NAN, 3.0]
-    # There is no example of class 1.
-    labels = [0, 0, 0, 2, 2, 2, 2, -1]
-    kept = [
-        (value, label)
-        for value, label in zip(values, labels, strict=True)
-        if value == value and label >= 0
-    ]
-    groups = [[value for value, label in kept if label == each] for each in (0, 2)]
-    within = sum(sum((value - sum(group) / 3) ** 2 for value in group) for group in groups) / (
-        6 - 2
-    )
-    total = sum((value - 27 / 6) ** 2 for value, _ in kept) / (6 - 1)
-    found = noise_rate._explained_by_class(torch.tensor(values), torch.tensor(labels))
-    assert found == pytest.approx(1 - within / total)
-    # Each alone in its class.
+    values, labels = [1.0, 2.0, 4.0, 8.0, 5.0, 7.0], [0, 0, 0, 2, 2, 2]
+    # Means of the classes are 7/3 and 20/3, the mean of all is 27/6.
+    means = [7 / 3] * 3 + [20 / 3] * 3
+    within = sum((a - b) ** 2 for a, b in zip(values, means, strict=True)) / (6 - 2)
+    total = sum((value - 27 / 6) ** 2 for value in values) / (6 - 1)
+    more = torch.tensor([*values, NAN, 3.0]), torch.tensor([*labels, 2, -1])
+    assert noise_rate._explained_by_class(*more) == pytest.approx(1 - within / total)
+    # Each example is alone in its class.
     assert noise_rate._explained_by_class(torch.tensor([1.0, 2.0]), torch.tensor([0, 3])) == 0
 
 

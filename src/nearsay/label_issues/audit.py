@@ -55,7 +55,7 @@ from nearsay.label_issues.scores import (
     length_score,
     votes,
 )
-from nearsay.label_propagation import spread
+from nearsay.label_propagation import propagate_over_graph
 from nearsay.neighbors import Neighbors
 from nearsay.validation import check_whole
 
@@ -217,7 +217,7 @@ def _make_views(
         beliefs["neighbors"] = votes(evidence, inputs.labels, is_voter, num_classes)
         trusted = inputs.labels.where(is_voter, -1)
         if graph is not None and (trusted >= 0).any():
-            shares = spread(graph, trusted, num_classes).cpu()
+            shares = propagate_over_graph(graph, trusted, num_classes).cpu()
             total = shares.sum(dim=1, keepdim=True).clamp(min=1e-30)
             beliefs["propagation"] = (shares / total).float()
         is_labeled = inputs.labels >= 0

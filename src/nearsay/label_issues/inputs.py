@@ -187,11 +187,8 @@ def _class_number(cell: Any) -> int:
 def _number_names(
     labels: list[Any], classes: tuple[str, ...] | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    for label in labels:
-        if label is not None and not isinstance(label, str):
-            raise ValueError(f"labels must all be names or all be numbers, got {label!r}.")
     if classes is None:
-        classes = tuple(sorted(set(labels) - {None, ""}))
+        classes = tuple(sorted({label for label in labels if isinstance(label, str) and label}))
     numbers: dict[Any, int] = {None: -1, "": -1}
     numbers.update({name: number for number, name in enumerate(classes)})
     return _look_up(labels, numbers, classes), classes

@@ -23,14 +23,23 @@ _CHUNK = 2**24
 
 
 class Evidence(NamedTuple):
-    """The K nearest neighbors of N examples, the nearest first. Similarity 0 is an empty place."""
+    """The K nearest neighbors of N examples, the nearest first. Similarity 0 is an empty place.
 
-    positions: Tensor  # (N, K) int64
-    similarities: Tensor  # (N, K) float32, cosines from 0 to 1
-    distances: Tensor  # (N, K) between features of length 1; √2 in an empty place
-    groups: Tensor  # (N,) int64 number of the group of near-duplicates; −1 without one
-    recall: float | None  # of an approximate search
-    lengths: Tensor  # (N,) norms of the features
+    Attributes:
+        positions: (N, K) int64 positions of the neighbors.
+        similarities: (N, K) float32 cosines from 0 to 1.
+        distances: (N, K) between features of length 1; √2 in an empty place.
+        groups: (N,) int64 number of the group of near-duplicates; −1 without one.
+        recall: share of the true neighbors that an approximate search found; None if exact.
+        lengths: (N,) norms of the features.
+    """
+
+    positions: Tensor
+    similarities: Tensor
+    distances: Tensor
+    groups: Tensor
+    recall: float | None
+    lengths: Tensor
 
 
 def gather_evidence(
