@@ -1,21 +1,24 @@
-"""How good the audit of labels is, on run folders whose true labels are known, beside cleanlab on the same runs.
+"""Quality of the audit on run folders with known true labels, compared with cleanlab.
 
-    python benchmarks/audit.py RUN...                    which labels are wrong, how many, and how many to review
-    python benchmarks/audit.py --folds RUN...            the same, and cleanlab also as it is meant to be used
-    python benchmarks/audit.py --clean RUN...            accuracy before and after cleaning and training again
-    python benchmarks/audit.py --verified FILE RUN...    where known errors of the test set stand among its labels
-    python benchmarks/audit.py --planted DATA            near-duplicates and foreign images planted in CIFAR-10
-    python benchmarks/audit.py --scale N                 time and memory for N rows of 512 features, 2 threads
+    python benchmarks/audit.py RUN...                   wrong labels, noise rate, size of the review
+    python benchmarks/audit.py --folds RUN...           also cleanlab with cross-validation
+    python benchmarks/audit.py --clean RUN...           accuracy before and after cleaning
+    python benchmarks/audit.py --verified FILE RUN...   ranks of known errors of the test set
+    python benchmarks/audit.py --planted DATA           duplicates and foreign images in CIFAR-10
+    python benchmarks/audit.py --scale N                time and memory for N rows, 2 threads
 
-RUN is a folder that `nearsay train` has made to the end. cleanlab gets the probabilities of the same run. It is meant
-for out-of-sample ones, and its rate and matrix are far too low on those of a network that has seen the labels: compare
-them only with `--folds`, which adds what it says from a logistic regression on the pixels, by five-fold
-cross-validation (for small images). Its columns read "not installed" where it is missing. FILE is an .npz
-with `original` and `corrected`, the labels of the test set as published and as verified by people, in its order; where
-they agree on no class, `corrected` is -1. DATA is the folder of CIFAR-10, to which 200 changed copies of its images and
-500 images of other kinds are added; the features are the pixels at 8 x 8, as no network is trained for it. The rows of
-`--scale` are float16 on disk: overlapping classes (`--classes`, 10) around random centers, in 64 directions of falling
-spread, a fifth of the labels wrong. `--out FILE` writes the rows as JSON.
+RUN is the folder of a finished training. cleanlab gets the probabilities of the same run. It needs
+out-of-sample ones: on probabilities of a network that has seen the labels, its rate and matrix are
+far too low. So compare these only with `--folds`, which adds the result of cleanlab for a logistic
+regression on the pixels with five-fold cross-validation (for small images). Without cleanlab its
+columns read "not installed".
+
+FILE is an .npz with `original` and `corrected`: the labels of the test set as published and as
+verified by people, in its order, -1 if they agree on no class. DATA is the folder of CIFAR-10; 200
+changed copies of its images and 500 images of other kinds are added, and the features are the
+pixels at 8 x 8, because no network is trained. The rows of `--scale` have 512 float16 features on
+disk: overlapping classes (`--classes`, 10) around random centers, in 64 directions of falling
+spread, with 20 % wrong labels. `--out FILE` writes the rows as JSON.
 """
 
 import argparse
@@ -97,7 +100,7 @@ def measure(folder: Path, *, folds: bool) -> dict[str, Any]:
 
 
 def out_of_sample(folder: Path, indices: Tensor, given: Tensor) -> Tensor:
-    """(n, C) probabilities of a logistic regression on the pixels, each of a fit that has not seen the example."""
+    """(n, C) out-of-sample probabilities of a logistic regression on the pixels."""
     inputs = config.from_origin(read_origin(folder)).experiment.data.open("train").inputs
     if not isinstance(inputs, Tensor) or (given < 0).any():
         raise ValueError(
@@ -154,7 +157,7 @@ def by_cleanlab(
 
 
 def clean_and_repeat(folder: Path) -> dict[str, Any]:
-    """Clean the labels of a run as the audit suggests, train again, and compare accuracies on the test set."""
+    """Clean the labels of a run, train again, and compare the accuracies on the test set."""
     audit_run(folder, report=False)
     cleaned = clean_run(folder, relabel_above=RELABEL_ABOVE, drop_below=DROP_BELOW)
     call = config.from_origin(read_origin(folder))
@@ -180,7 +183,7 @@ def clean_and_repeat(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path, path: Path) -> dict[str, Any]:
-    """Where the verified errors of the test set stand among all its labels, the most suspicious first."""
+    """The ranks of the verified errors of the test set, the most suspicious label first."""
     try:
         arrays = np.load(path, allow_pickle=False)
         original, corrected = (
@@ -218,7 +221,7 @@ def verify(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def plant_and_find(path: Path) -> list[dict[str, Any]]:
-    """How many planted near-duplicates are found, among how many mistakes, and how foreign images are ranked."""
+    """Recall and precision of planted near-duplicates, and ranks of foreign images."""
     split = Cifar10(path=str(path)).open("train")
     assert isinstance(split.inputs, Tensor)
     order = torch.randperm(len(split.inputs), generator=torch.Generator().manual_seed(PLANTED_SEED))
@@ -234,7 +237,7 @@ def plant_and_find(path: Path) -> list[dict[str, Any]]:
 
 
 def find_planted(name: str, planted: Planted) -> dict[str, Any]:
-    """Recall of the planted pairs; precision where others are mistakes, and where the independent rule judges them."""
+    """Recall of the planted pairs, and precision by an independent rule."""
     start = time.process_time()
     found = same_pictures(shrink(planted.images))
     seconds = time.process_time() - start
@@ -264,7 +267,7 @@ def find_planted(name: str, planted: Planted) -> dict[str, Any]:
 def rank_foreign(
     images: Tensor, labels: Tensor, strangers: Tensor, kinds: list[str]
 ) -> dict[str, Any]:
-    """AUROC of the out-of-distribution score, over all foreign images and over those of each kind."""
+    """AUROC of the out-of-distribution score, for all foreign images and for each kind."""
     pictures = torch.cat([images, strangers])
     features = torch.cat(
         [
@@ -297,7 +300,7 @@ def _apart(home: Tensor, away: Tensor) -> float:
 
 
 def scale(num: int, num_classes: int) -> dict[str, Any]:
-    """Time, memory and recall of an audit of `num` rows whose features lie on disk."""
+    """Time, memory and recall of an audit of `num` rows with features on disk."""
     torch.set_num_threads(2)
     drawn = torch.Generator().manual_seed(0)
     clean = torch.randint(0, num_classes, (num,), generator=drawn)
@@ -353,7 +356,8 @@ def _shown(value: Any, name: str = "auroc") -> str:
 def show_measured(rows: list[dict[str, Any]]) -> None:
     """Print a table: AUROC / AP, then rates and the matrix, then how many to review."""
     print(
-        "AUROC / AP of            score          confidence     self-confidence  normalized margin (cleanlab)"
+        "AUROC / AP of            score          confidence     "
+        "self-confidence  normalized margin (cleanlab)"
     )
     for row in rows:
         peers = [
@@ -366,27 +370,28 @@ def show_measured(rows: list[dict[str, Any]]) -> None:
         ]
         print(f"{row['run'][:22]:22}  " + "  ".join(f"{cell:15}" for cell in cells))
     print(
-        "\nwrong labels, %         truth   estimate (95 % interval)  cleanlab   matrix error: ours  cleanlab's"
+        "\nwrong labels, %         truth   estimate (95 % interval)  "
+        "cleanlab   matrix error: ours  cleanlab's"
     )
     for row in rows:
         peer, rate = row["cleanlab"], row["rate"]
-        told = [NOT_INSTALLED] * 2
+        cells = [NOT_INSTALLED] * 2
         if peer != NOT_INSTALLED:
-            told = [f"{100 * peer['rate']:.1f}", f"{peer['matrix_error']:.4f}"]
+            cells = [f"{100 * peer['rate']:.1f}", f"{peer['matrix_error']:.4f}"]
         interval = (
             f"{100 * rate['estimate']:.1f} ({100 * rate['low']:.1f} to {100 * rate['high']:.1f})"
         )
         ours = "-" if row["matrix_error"] is None else f"{row['matrix_error']:.4f}"
         print(
-            f"{row['run'][:22]:22}  {100 * rate['true']:5.1f}   {interval:24}  {told[0]:9}  {ours:>18}  {told[1]}"
+            f"{row['run'][:22]:22}  {100 * rate['true']:5.1f}   {interval:24}  "
+            f"{cells[0]:9}  {ours:>18}  {cells[1]}"
         )
     for row in rows:
         peer = row.get("cleanlab_out_of_sample")
         if isinstance(peer, dict):
-            told = f"rate {100 * peer['rate']:.1f} %, matrix error {peer['matrix_error']:.4f}"
-            print(
-                f"{row['run'][:22]:22}  cleanlab, out of sample: {told}, AUROC {_shown(peer['self_confidence'])}"
-            )
+            cell = f"rate {100 * peer['rate']:.1f} %, matrix error {peer['matrix_error']:.4f}"
+            auroc = _shown(peer["self_confidence"])
+            print(f"{row['run'][:22]:22}  cleanlab, out of sample: {cell}, AUROC {auroc}")
     print(f"\nreview for {RECALL:.0%} of the wrong labels: estimated, true")
     for row in rows:
         print(f"{row['run'][:22]:22}  {row['review']['estimate']:6}  {row['review']['true']:6}")
@@ -405,8 +410,8 @@ def show_verified(rows: list[dict[str, Any]]) -> None:
     """Print median ranks."""
     print("median rank of the verified errors: by score, by confidence")
     for row in rows:
-        ranks, told = row["median_rank"], f"of {row['num_labels']}; {row['num_errors']} errors"
-        print(f"{row['run'][:22]:22}  {ranks['score']:8g}  {ranks['confidence']:8g}  {told}")
+        ranks, cell = row["median_rank"], f"of {row['num_labels']}; {row['num_errors']} errors"
+        print(f"{row['run'][:22]:22}  {ranks['score']:8g}  {ranks['confidence']:8g}  {cell}")
 
 
 def show_found(rows: list[dict[str, Any]]) -> None:
@@ -437,11 +442,10 @@ def main() -> None:
     if bool(chosen.runs) == bool(chosen.planted or chosen.scale):
         parser.error("name at least one RUN, or none with --planted and --scale")
     if (chosen.scale or 1) < 1 or chosen.classes < 2:
-        parser.error(
-            f"--scale {chosen.scale} and --classes {chosen.classes} must be at least 1 row and 2 classes"
-        )
+        parser.error("--scale must be 1 or more, and --classes 2 or more")
     try:
-        if chosen.out is not None:  # before anything is measured
+        # Create the folder now, so that a wrong path fails before the measurement.
+        if chosen.out is not None:
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
         rows, show = _rows(chosen)
     except (OSError, ValueError, nearsay.training.checkpoints.RunError) as error:

@@ -1,12 +1,13 @@
-"""How often the audit's interval of the noise rate holds the truth, on drawn arrays whose wrong labels are known.
+"""How often the interval of the noise rate contains the truth, on drawn data.
 
     python benchmarks/audit_rates.py --first 70000 --num 420
 
-Each set is drawn from its own seed: clouds of 2 to 50 classes that overlap more or less, equal or unequal in size, or
-a small set of scikit-learn; no noise or up to half of the labels, symmetric, to the next class, from one class to
-another, or most often where classes meet; and one of six classifiers, whose probabilities are out of sample by
-five-fold cross-validation. A row is printed for each of: features and probabilities, features alone, probabilities
-alone. `miss` is the share of intervals that end below the truth, and of those that begin above it.
+Each set has its own seed. It is clouds of 2 to 50 classes that overlap more or less, of equal or
+unequal size, or a small set of scikit-learn. Up to half of the labels are wrong: symmetric, to the
+next class, from one class to another, or mostly where classes meet. One of six classifiers gives
+the probabilities, out of sample by five-fold cross-validation. There is a row for features and
+probabilities, for features alone, and for probabilities alone. `miss` is the share of intervals
+that end below the truth, and of those that begin above it.
 """
 
 import argparse
@@ -28,10 +29,12 @@ from sklearn.preprocessing import StandardScaler
 import nearsay
 
 Array = NDArray[Any]
-Counted = tuple[float, float, float, float]  # true share, estimate, and both ends of the interval
+# True share, estimate, and both ends of the interval.
+Counted = tuple[float, float, float, float]
 CLASSIFIERS = ("lr", "lrweak", "lrsure", "knn", "rf", "nb")
 STRENGTHS = {"lr": 1.0, "lrweak": 0.003, "lrsure": 100.0}
-LEAST = 5  # examples of a class, as there are five folds
+# Examples of a class, one for each of five folds.
+LEAST = 5
 
 
 def classifier(name: str, seed: int) -> Any:
@@ -75,7 +78,7 @@ def choose(seed: int) -> dict[str, Any]:
 
 
 def clouds(rng: np.random.Generator, chosen: dict[str, Any]) -> tuple[Array, Array]:
-    """Normal clouds whose centers are `apart` deviations from the nearest other, in the median."""
+    """Normal clouds; the median distance to the nearest center is `apart` deviations."""
     centers = rng.normal(size=(chosen["classes"], chosen["dim"]))
     centers /= np.linalg.norm(centers, axis=1, keepdims=True)
     distances = np.sqrt(((centers[:, None] - centers[None]) ** 2).sum(-1))
@@ -108,7 +111,7 @@ def real(rng: np.random.Generator, name: str, num: int) -> tuple[Array, Array]:
 
 
 def spoil(rng: np.random.Generator, points: Array, clean: Array, kind: str, rate: float) -> Array:
-    """The labels, of which about that share is wrong; of two classes, or to the next one, no half can be."""
+    """The labels with about this share of wrong ones; at most 0.4 for two classes or pairs."""
     num, num_classes = len(clean), int(clean.max()) + 1
     rate = min(0.4, rate) if num_classes == 2 or kind == "pair" else rate
     given = clean.copy()
@@ -121,7 +124,8 @@ def spoil(rng: np.random.Generator, points: Array, clean: Array, kind: str, rate
         distances = ((points[:, None] - means[None]) ** 2).sum(-1)
         own = distances[np.arange(num), clean]
         distances[np.arange(num), clean] = np.inf
-        ranks = (own - distances.min(1)).argsort().argsort() / num  # near 1 where classes meet
+        # Near 1 where classes meet.
+        ranks = (own - distances.min(1)).argsort().argsort() / num
         is_wrong = rng.random(num) < np.clip(2 * rate * ranks, 0, 1)
         given[is_wrong] = distances.argmin(1)[is_wrong]
     elif kind == "one":
@@ -173,7 +177,7 @@ def parse_seeds(description: str | None) -> range:
 
 
 def summarize(counted: list[Counted]) -> tuple[float, float, float, float]:
-    """The shares of intervals that end below the truth and that begin above it, their width, and the mean error."""
+    """Shares of intervals below and above the truth, their mean width, and the mean error."""
     true, estimate, low, high = np.array(counted).T
     below, above = (true > high + 1e-9).mean(), (true < low - 1e-9).mean()
     return (
@@ -187,7 +191,8 @@ def summarize(counted: list[Counted]) -> tuple[float, float, float, float]:
 def main() -> None:
     """Draw, audit and count."""
     seeds = parse_seeds(__doc__)
-    warnings.filterwarnings("ignore")  # of fits that have not converged
+    # Some fits do not converge.
+    warnings.filterwarnings("ignore")
     rows: dict[str, list[Counted]] = {"both": [], "features": [], "probabilities": []}
     for seed in seeds:
         features, probabilities, labels, is_wrong = draw(seed)
@@ -200,9 +205,8 @@ def main() -> None:
     print("given          held   miss below, above   width   error of the estimate")
     for name, counted in rows.items():
         below, above, width, error = summarize(counted)
-        print(
-            f"{name:13}  {1 - below - above:.3f}  {below:.3f}, {above:.3f}         {width:.3f}   {error:.3f}"
-        )
+        held = f"{1 - below - above:.3f}  {below:.3f}, {above:.3f}"
+        print(f"{name:13}  {held}         {width:.3f}   {error:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""How often the interval of the noise rate holds the truth after trainings, on small sets whose wrong labels are known.
+"""How often the interval of the noise rate contains the truth after trainings on small sets.
 
     python benchmarks/audit_trained.py --first 80000 --num 100
 
-Each training is drawn from its own seed: clouds of 2 to 10 classes, moons, or a small set of scikit-learn; no noise in
-two of five, else up to half of the labels, as `audit_rates.py` makes them; `nearsay train embeddings` on them by ncr or
-standard, with a hidden layer of 128 or 256, for 3 to 100 epochs; and `nearsay audit` of that run. `miss` is the share
-of intervals that end below the truth, and of those that begin above it; `up to` is the largest upper end. There are
-rows by kind of set, by length, and for trainings on right labels alone, of which `above .2` counts those that are said
-to have more wrong ones.
+Each training has its own seed. The set is clouds of 2 to 10 classes, moons, or a small set of
+scikit-learn; two of five have no noise, the others up to half wrong labels, as in `audit_rates.py`.
+`nearsay train embeddings` trains on it by ncr or standard, with a hidden layer of 128 or 256, for 3
+to 100 epochs, and `nearsay audit` audits the run. `miss` is the share of intervals that end below
+the truth, and of those that begin above it; `up to` is the largest upper end. There are rows by
+kind of set, by length, and for trainings without wrong labels; there `above .2` counts the runs
+with a larger estimate.
 """
 
 import tempfile
@@ -91,14 +92,17 @@ def show(name: str, counted: list[Counted]) -> None:
         return
     true, estimate, _, high = np.array(counted).T
     below, above, width, error = summarize(counted)
-    row = f"{len(counted):4}  {1 - below - above:.3f}  {below:.3f}, {above:.3f}         {width:.3f}  {high.max():.3f}"
-    print(f"{name:13}  {row}  {error:.3f}   {(estimate > 0.2).sum() if not true.any() else '-':>8}")
+    row = f"{len(counted):4}  {1 - below - above:.3f}  {below:.3f}, {above:.3f}"
+    row += f"         {width:.3f}  {high.max():.3f}  {error:.3f}"
+    num_above = "-" if true.any() else (estimate > 0.2).sum()
+    print(f"{name:13}  {row}   {num_above:>8}")
 
 
 def main() -> None:
     """Train, audit and count."""
     seeds = parse_seeds(__doc__)
-    warnings.filterwarnings("ignore")  # of batches with fewer rows than neighbors
+    # Batches may have fewer rows than neighbors.
+    warnings.filterwarnings("ignore")
     found = [(choose(seed), count(seed)) for seed in seeds]
     print("trainings      runs  held   miss below, above   width  up to  error   above .2")
     for name, is_of_row in ROWS.items():

@@ -1,4 +1,4 @@
-"""What a benchmark plants: pictures once more in another form, pictures that belong to nothing, features on disk."""
+"""Data that a benchmark plants: changed copies of pictures, foreign pictures, features on disk."""
 
 import io
 from pathlib import Path
@@ -13,10 +13,12 @@ from torch.nn import functional
 
 CHANGES = ("crop", "jpeg", "resize", "brightness", "all")
 KINDS = ("digit", "grating", "noise", "drawing", "text", "blotches", "building")
-SHIFT = 4  # pixels of 32 by which the independent rule moves one picture over another
-SAME = 0.9  # correlation from which on that rule takes two pictures for the same
+# The independent rule moves one picture over another by up to so many pixels of 32, and calls them
+# the same from this correlation on.
+SHIFT, SAME = 4, 0.9
 
-OVERLAP = 0.25  # of the centers of classes: 20 neighbors together are mostly right, about half of each alone
+# Spread of the centers of classes: a vote of 20 neighbors is mostly right, a single one for half.
+OVERLAP = 0.25
 
 
 class Planted(NamedTuple):
@@ -36,7 +38,7 @@ def plant(images: Tensor, num: int, seed: int) -> Planted:
 
 
 def changed(image: Tensor, kind: str, draw: np.random.Generator) -> Tensor:
-    """The picture cut by up to an eighth of its side, compressed, shrunk and enlarged, or of other brightness."""
+    """The picture cut by up to an eighth, compressed, resized, or with another brightness."""
     picture = Image.fromarray(image.permute(1, 2, 0).numpy())
     side = picture.width
     if kind in ("crop", "all"):
@@ -58,7 +60,7 @@ def changed(image: Tensor, kind: str, draw: np.random.Generator) -> Tensor:
 
 
 def photographs(side: int = 224, tile: int = 48) -> Tensor:
-    """(N, 3, side, side) enlarged tiles of two photographs that do not overlap and have something to see on them."""
+    """(N, 3, side, side) enlarged tiles of two photographs that do not overlap and show detail."""
     found = []
     for photo in load_sample_images().images:
         for top in range(0, photo.shape[0] - tile + 1, tile):
@@ -129,7 +131,7 @@ def _drawn(kind: str, draw: np.random.Generator) -> Image.Image:
 
 
 def is_same(images: Tensor, pairs: Tensor) -> Tensor:
-    """(P,) bool, by a rule that has nothing to do with the search: gray pixels correlate where one is moved."""
+    """(P,) bool by a rule independent of the search: gray pixels correlate after a shift."""
     gray = functional.interpolate(
         images[pairs.flatten()].float().mean(dim=1, keepdim=True), size=(32, 32), mode="area"
     )
@@ -153,7 +155,7 @@ def _standard(patches: Tensor) -> Tensor:
 def write_features(
     path: Path, clean: Tensor, num_classes: int
 ) -> Any:  # an array that stays on disk
-    """(N, 512) float16: centers at a quarter of the usual spread, 64 directions whose variance falls as 1/i, noise."""
+    """(N, 512) float16: near centers, 64 directions with variances that fall as 1/i, and noise."""
     drawn = torch.Generator().manual_seed(1)
     centers = torch.randn(num_classes, 512, generator=drawn)
     spreads = 3 / torch.arange(1, 65).sqrt()

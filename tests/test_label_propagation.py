@@ -1,6 +1,7 @@
 """Label propagation against the paper's Eq. 2 written as loops, and the laws it obeys."""
 
 import math
+import re
 import warnings
 
 import pytest
@@ -10,11 +11,12 @@ from torch import Tensor
 from nearsay import neighbors
 from nearsay.label_propagation import propagate_labels
 
-EXACT = {"tolerance": 1e-13}  # with float64 features: the solver's own error is out of the way
+# With float64 features: the solver's own error is out of the way.
+EXACT = {"tolerance": 1e-13}
 
 
 def graph_of(features: Tensor, k: int) -> list[list[float]]:
-    """W by scalar loops: the cosine of a pair if it is positive and either names the other, else 0."""
+    """W by scalar loops: positive cosines of pairs in which one names the other."""
     rows = features.tolist()
     norms = [math.sqrt(sum(x * x for x in row)) for row in rows]
     n = len(rows)
@@ -22,20 +24,22 @@ def graph_of(features: Tensor, k: int) -> list[list[float]]:
     for i in range(n):
         for j in range(n):
             if i != j and norms[i] > 0 and norms[j] > 0:
-                cosines[i][j] = sum(a * b for a, b in zip(rows[i], rows[j], strict=True)) / (
-                    norms[i] * norms[j]
-                )
-    named = [
-        sorted((j for j in range(n) if j != i), key=lambda j: -cosines[i][j])[:k] for i in range(n)
-    ]
-    return [
-        [max(cosines[i][j], 0.0) if j in named[i] or i in named[j] else 0.0 for j in range(n)]
-        for i in range(n)
-    ]
+                product = sum(a * b for a, b in zip(rows[i], rows[j], strict=True))
+                cosines[i][j] = product / (norms[i] * norms[j])
+    nearest = []
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        nearest.append(sorted(others, key=lambda j, i=i: -cosines[i][j])[:k])
+    weights = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(n):
+            if j in nearest[i] or i in nearest[j]:
+                weights[i][j] = max(cosines[i][j], 0.0)
+    return weights
 
 
 def objective(scores: Tensor, targets: Tensor, weights: list[list[float]], mu: float) -> float:
-    """Q(P), paper Eq. 2, as the literal double sum; a pair without weight has no term, so no degree of 0 divides."""
+    """Q(P), Eq. 2 of the paper, as the literal double sum over pairs with a weight."""
     p, y, n = scores.tolist(), targets.tolist(), len(weights)
     degrees = [sum(row) for row in weights]
     fit = sum((a - b) ** 2 for i in range(n) for a, b in zip(p[i], y[i], strict=True))
@@ -43,10 +47,9 @@ def objective(scores: Tensor, targets: Tensor, weights: list[list[float]], mu: f
     for i in range(n):
         for j in range(n):
             if weights[i][j] > 0:
-                smoothness += weights[i][j] * sum(
-                    (a / math.sqrt(degrees[i]) - b / math.sqrt(degrees[j])) ** 2
-                    for a, b in zip(p[i], p[j], strict=True)
-                )
+                scale, other = math.sqrt(degrees[i]), math.sqrt(degrees[j])
+                for a, b in zip(p[i], p[j], strict=True):
+                    smoothness += weights[i][j] * (a / scale - b / other) ** 2
     return 0.5 * mu * fit + 0.5 * smoothness
 
 
@@ -80,9 +83,8 @@ def test_it_solves_the_dense_system(k, mu):
         mu * torch.eye(len(features), dtype=torch.float64) + 2 * laplacian, mu * targets
     )
     scores = propagate_labels(features, labels, 3, k=k, mu=mu, **EXACT)
-    torch.testing.assert_close(
-        scores, expected, rtol=1e-8, atol=1e-10
-    )  # atol: scores are of order 1
+    # Atol: scores are of order 1.
+    torch.testing.assert_close(scores, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("mu", [0.02, 0.5])
@@ -96,9 +98,8 @@ def test_the_gradient_of_the_objective_vanishes_at_the_result(mu):
             nudge[i, c] = 1e-3
             above = objective(scores + nudge, targets, weights, mu)
             below = objective(scores - nudge, targets, weights, mu)
-            assert (
-                abs(above - below) / 2e-3 < 1e-10
-            )  # central differences are exact for a quadratic
+            # Central differences are exact for a quadratic.
+            assert abs(above - below) / 2e-3 < 1e-10
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0])
@@ -145,10 +146,11 @@ def test_labels_follow_two_moons_where_the_nearest_label_misleads():
     upper = torch.stack([angles.cos(), angles.sin()], dim=1)
     lower = torch.stack([1 - angles.cos(), 0.5 - angles.sin()], dim=1)
     plane = torch.cat([upper, lower])  # (200, 2)
-    # Similarities to all points as features: cosines fall off with distance in the plane instead of with angle.
+    # With similarities to all points as features, cosines fall with the distance in the plane.
     features = torch.exp(-torch.cdist(plane, plane).square() / (2 * 0.1**2))
     labels = torch.full((200,), -1)
-    labels[0], labels[199] = 0, 1  # the right-hand tip of each moon
+    # The right-hand tip of each moon.
+    labels[0], labels[199] = 0, 1
     truth = torch.arange(200) // 100
     nearest = torch.cdist(plane, plane[[0, 199]]).argmin(dim=1)
     assert (nearest == truth).float().mean() < 0.9
@@ -179,7 +181,8 @@ def test_the_order_of_examples_does_not_matter():
 def test_renaming_classes_renames_the_columns():
     features, labels, _ = example(40)
     scores = propagate_labels(features, labels, 3, k=4, **EXACT)
-    renamed = torch.tensor([2, 0, 1, -1])[labels]  # the last entry serves −1
+    # The last entry serves −1.
+    renamed = torch.tensor([2, 0, 1, -1])[labels]
     torch.testing.assert_close(
         propagate_labels(features, renamed, 3, k=4, **EXACT)[:, [2, 0, 1]], scores
     )
@@ -216,9 +219,8 @@ def test_scores_are_linear_in_soft_targets():
 
 
 def test_an_isolated_example_keeps_its_own_label():
-    opposed = torch.tensor(
-        [[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [0.0, 0.0]]
-    )  # the last two have no positive similarity
+    # The last two have no positive similarity.
+    opposed = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [0.0, 0.0]])
     scores = propagate_labels(opposed, torch.tensor([0, -1, 1, 2]))
     torch.testing.assert_close(
         scores[2:], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), rtol=0, atol=0
@@ -250,7 +252,8 @@ def test_unlabeled_duplicates_share_scores_and_never_name_themselves():
     scores = propagate_labels(features, torch.tensor([0, 0, 1, -1, -1, -1]), k=5, **EXACT)
     torch.testing.assert_close(scores[3], scores[4])
     torch.testing.assert_close(scores[3], scores[5])
-    # Six equal points: S is 1/5 off the diagonal, so every class keeps its mass and the unlabeled follow the majority.
+    # Six equal points: S is 1/5 off the diagonal, so every class keeps its mass, and the
+    # unlabeled points follow the majority.
     torch.testing.assert_close(scores.sum(dim=0), torch.tensor([2.0, 1.0], dtype=torch.float64))
     assert (scores[:, 0] > scores[:, 1]).all()
     alpha = 2 / 2.02
@@ -267,22 +270,13 @@ def test_more_duplicates_than_neighbors_is_finite():
 
 
 def test_scores_are_never_negative_even_when_the_solver_stops_early():
-    plane = [
-        (2.16, -0.86),
-        (0.63, -0.76),
-        (-1.07, -1.74),
-        (1.67, -0.83),
-        (-0.97, -1.7),
-        (-0.23, -0.31),
-        (0.24, 0.56),
-    ]
-    soft = torch.tensor(
-        [[0.514], [0.147], [0.015], [0.005], [0.001], [0.0], [0.001]], dtype=torch.float64
-    )
-    with pytest.warns(UserWarning, match="max_iterations=3"):  # its third iterate reaches −6e-5
-        scores = propagate_labels(
-            torch.tensor(plane, dtype=torch.float64), soft, k=3, mu=1e-3, max_iterations=3
-        )
+    x = [2.16, 0.63, -1.07, 1.67, -0.97, -0.23, 0.24]
+    y = [-0.86, -0.76, -1.74, -0.83, -1.7, -0.31, 0.56]
+    features = torch.tensor([x, y], dtype=torch.float64).T
+    soft = torch.tensor([[0.514, 0.147, 0.015, 0.005, 0.001, 0.0, 0.001]], dtype=torch.float64).T
+    # The third iterate reaches −6e-5.
+    with pytest.warns(UserWarning, match="max_iterations=3"):
+        scores = propagate_labels(features, soft, k=3, mu=1e-3, max_iterations=3)
     assert (scores >= 0).all()
 
 
@@ -292,14 +286,15 @@ def test_float32_agrees_with_float64():
     double = propagate_labels(features.double(), classes, k=10, **EXACT)
     assert single.dtype == torch.float32
     assert double.dtype == torch.float64
-    # The relative error of a solution is that of the input times the condition of the system, about 200.
+    # The relative error is that of the input times the condition of the system, about 200.
     torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_features_are_computed_in_float32(dtype):
     features, classes = blobs(100, separation=3.0)
-    rounded = (1e3 * features).to(dtype)  # the squares of these overflow float16
+    # The squares of these overflow float16.
+    rounded = (1e3 * features).to(dtype)
     scores = propagate_labels(rounded, classes, k=10)
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores, propagate_labels(rounded.float(), classes, k=10))
@@ -308,7 +303,8 @@ def test_sixteen_bit_features_are_computed_in_float32(dtype):
 def test_searching_in_chunks_changes_nothing(monkeypatch):
     features, labels, _ = example(50)
     whole = propagate_labels(features, labels, 3, k=4, **EXACT)
-    monkeypatch.setitem(neighbors.CHUNK_ROWS, "cpu", 7)  # the last chunk has one row
+    # The last chunk has one row.
+    monkeypatch.setitem(neighbors.CHUNK_ROWS, "cpu", 7)
     torch.testing.assert_close(propagate_labels(features, labels, 3, k=4, **EXACT), whole)
 
 
@@ -333,8 +329,8 @@ def test_stopping_early_warns_once_with_the_residual():
         assert len(caught) == 1
         assert caught[0].filename == __file__
         message = str(caught[0].message)
-        assert f"max_iterations={max_iterations} at a relative residual of " in message
-        residuals.append(float(message.split("residual of ")[1].split(",")[0]))
+        assert f"max_iterations={max_iterations}" in message
+        residuals.append(float(re.search(r"residual is (\S+)", message)[1]))
         assert scores.isfinite().all()
     assert residuals[0] > 0.1
     assert 1e-12 < residuals[1] < 0.1
@@ -343,17 +339,13 @@ def test_stopping_early_warns_once_with_the_residual():
 def test_scores_of_a_solver_that_stops_early_are_as_large_as_the_labels():
     features, _ = blobs(60, separation=3.0)
     labels = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).to(features.dtype)
-    for max_iterations in (1, 4):
-        with pytest.warns(UserWarning, match=f"max_iterations={max_iterations} "):
-            scores = propagate_labels(features, labels, k=5, max_iterations=max_iterations)
-        with pytest.warns(UserWarning, match=f"max_iterations={max_iterations} "):
-            larger = propagate_labels(
-                features,
-                labels * torch.tensor([1.0, 64.0, 1 / 8]),
-                k=5,
-                max_iterations=max_iterations,
-            )
-        torch.testing.assert_close(larger, scores * torch.tensor([1.0, 64.0, 1 / 8]))
+    scales = torch.tensor([1.0, 64.0, 1 / 8])
+    for num in (1, 4):
+        with pytest.warns(UserWarning, match=f"max_iterations={num}"):
+            scores = propagate_labels(features, labels, k=5, max_iterations=num)
+        with pytest.warns(UserWarning, match=f"max_iterations={num}"):
+            larger = propagate_labels(features, labels * scales, k=5, max_iterations=num)
+        torch.testing.assert_close(larger, scores * scales)
 
 
 FEATURES = torch.eye(4)
@@ -361,85 +353,46 @@ LABELS = torch.tensor([0, 1, -1, 1])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "choices", "message"),
+    ("arguments", "choices", "field"),
     [
-        ((FEATURES, LABELS), {"k": 0}, "k=0 must be a whole number of at least 1"),
-        ((FEATURES, LABELS), {"mu": 0.0}, "mu=0.0 must be a number from 1e-06"),
-        ((FEATURES, LABELS), {"mu": -1.0}, "mu=-1.0 must be"),
-        ((FEATURES, LABELS), {"mu": math.nan}, "mu=nan must be"),
-        ((FEATURES, LABELS), {"mu": math.inf}, "mu=inf must be"),
-        ((FEATURES, LABELS), {"tolerance": 0.0}, "tolerance=0.0 must lie between 0 and 1"),
-        ((FEATURES, LABELS), {"tolerance": 1}, "tolerance=1 must lie between 0 and 1"),
-        (
-            (FEATURES, LABELS),
-            {"tolerance": "x"},
-            "tolerance='x' must be a number from 0 to 1; 1e-6 is customary",
-        ),
-        ((FEATURES, LABELS), {"tolerance": None}, "tolerance=None must be a number from 0 to 1"),
-        ((FEATURES, LABELS), {"tolerance": math.nan}, "tolerance=nan must be a number from 0 to 1"),
-        (
-            (FEATURES, LABELS),
-            {"max_iterations": 0},
-            "max_iterations=0 must be a whole number of at least 1",
-        ),
-        (
-            (FEATURES, LABELS),
-            {"max_iterations": 1.5},
-            "max_iterations=1.5 must be a whole number of at least 1",
-        ),
-        (
-            (FEATURES, LABELS),
-            {"max_iterations": None},
-            "max_iterations=None must be a whole number",
-        ),
-        ((FEATURES.long(), LABELS), {}, r"torch.int64 must be a floating-point matrix \(N, D\)"),
-        (
-            (FEATURES[0], LABELS),
-            {},
-            r"shape \(4,\) and torch.float32 must be a floating-point matrix",
-        ),
-        ((FEATURES[:0], LABELS[:0]), {}, "at least one row and column"),
-        ((FEATURES / FEATURES[1], LABELS), {}, "NaN or infinity, first in row 0"),
-        ((FEATURES, LABELS[:3]), {}, "4 rows of features but 3 labels"),
-        ((FEATURES, LABELS, 1), {}, "labels holds 1, but with 1 classes"),
-        ((FEATURES, LABELS - 1), {}, "labels holds -2"),
-        (
-            (FEATURES, LABELS.float()),
-            {},
-            r"labels of shape \(4,\) and torch.float32 must be \(N,\) whole class numbers",
-        ),
-        ((FEATURES, LABELS[:, None]), {}, r"labels of shape \(4, 1\) and torch.int64"),
-        ((FEATURES, torch.full((4,), -1)), {}, "none of the 4 examples has a label"),
-        ((FEATURES, torch.full((4,), -1), 3), {}, "none of the 4 examples has a label"),
-        ((FEATURES, torch.zeros(4, 2)), {}, "none of the 4 examples has a label"),
-        (
-            (FEATURES, 1 - 3 * FEATURES.flip(0)),
-            {},
-            r"soft labels hold -2.0; they must be finite and not negative",
-        ),
-        ((FEATURES, FEATURES * math.nan), {}, "soft labels hold nan"),
-        ((FEATURES, FEATURES.masked_fill(FEATURES == 1, math.inf)), {}, "soft labels hold inf"),
-        (
-            (FEATURES.masked_fill(FEATURES == 1, math.nan), LABELS),
-            {},
-            "NaN or infinity, first in row 0",
-        ),
-        ((FEATURES, FEATURES, 3), {}, "soft labels of 4 columns cannot mean num_classes=3"),
+        ((FEATURES, LABELS), {"k": 0}, "k"),
+        ((FEATURES, LABELS), {"mu": 0.0}, "mu"),
+        ((FEATURES, LABELS), {"mu": math.nan}, "mu"),
+        ((FEATURES, LABELS), {"mu": math.inf}, "mu"),
+        ((FEATURES, LABELS), {"tolerance": 0.0}, "tolerance"),
+        ((FEATURES, LABELS), {"tolerance": 1}, "tolerance"),
+        ((FEATURES, LABELS), {"tolerance": "x"}, "tolerance"),
+        ((FEATURES, LABELS), {"max_iterations": 0}, "max_iterations"),
+        ((FEATURES, LABELS), {"max_iterations": 1.5}, "max_iterations"),
+        ((FEATURES.long(), LABELS), {}, "features"),
+        ((FEATURES[0], LABELS), {}, "features"),
+        ((FEATURES[:0], LABELS[:0]), {}, "features"),
+        ((FEATURES / FEATURES[1], LABELS), {}, "features .*row 0"),
+        ((FEATURES, LABELS[:3]), {}, "labels"),
+        ((FEATURES, LABELS, 1), {}, "labels"),
+        ((FEATURES, LABELS - 1), {}, "labels"),
+        ((FEATURES, LABELS.float()), {}, "labels"),
+        ((FEATURES, LABELS[:, None]), {}, "labels"),
+        ((FEATURES, torch.full((4,), -1)), {}, "labels"),
+        ((FEATURES, torch.full((4,), -1), 3), {}, "labels"),
+        ((FEATURES, torch.zeros(4, 2)), {}, "labels"),
+        ((FEATURES, 1 - 3 * FEATURES.flip(0)), {}, r"labels .*-2\.0"),
+        ((FEATURES, FEATURES * math.nan), {}, "labels .*nan"),
+        ((FEATURES, FEATURES.masked_fill(FEATURES == 1, math.inf)), {}, "labels .*inf"),
+        ((FEATURES, FEATURES, 3), {}, "num_classes"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_cure(arguments, choices, message):
-    with pytest.raises(ValueError, match=message) as caught:
+def test_arguments_that_do_not_fit_are_refused_by_name(arguments, choices, field):
+    with pytest.raises(ValueError, match=rf"^{field}"):
         propagate_labels(*arguments, **choices)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_the_size_of_soft_labels_is_the_size_of_the_scores(size):
     drawn = torch.Generator().manual_seed(0)
     features, labels = torch.rand(30, 4, generator=drawn), torch.rand(30, 3, generator=drawn)
-    scores = propagate_labels(
-        features, size * labels, k=5
-    )  # whose squares vanish or overflow in float32
+    # Squares of these vanish or overflow in float32.
+    scores = propagate_labels(features, size * labels, k=5)
     torch.testing.assert_close(
         scores / size, propagate_labels(features, labels, k=5), rtol=1e-4, atol=0
     )

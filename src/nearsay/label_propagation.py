@@ -1,8 +1,10 @@
-"""Transductive label propagation over a graph of neighbors (paper Eq. 2), the ancestor NCR is compared with.
+"""Transductive label propagation over a graph of neighbors (Eq. 2 of the paper).
 
-Zhou et al., Learning with Local and Global Consistency, NeurIPS 2003. In Eq. 2 every pair stands twice, so that with
-S = D^-½ W D^-½ its smoothness term is tr Pᵀ(I − S)P, its gradient μ(P − Y) + 2(I − S)P, and its minimum the solution of
-(I − αS) P = (1 − α) Y with α = 2 / (2 + μ). An example without edges has no smoothness term: there P = Y.
+It is the method that NCR developed from (Zhou et al., Learning with Local and Global Consistency,
+NeurIPS 2003). In Eq. 2 every pair occurs twice. So with S = D^-½ W D^-½ the smoothness term is
+tr Pᵀ(I − S)P, the gradient is μ(P − Y) + 2(I − S)P, and the minimum solves
+(I − αS) P = (1 − α) Y with α = 2 / (2 + μ). An example without edges has no smoothness term, so
+there P = Y.
 """
 
 import warnings
@@ -18,7 +20,7 @@ from nearsay.validation import check_number, check_tensors, check_whole
 
 
 class _Graph(NamedTuple):
-    """S = D^-½ W D^-½ row by row; E directed edges."""
+    """S = D^-½ W D^-½ as a sparse matrix by rows (CSR), with E directed edges."""
 
     starts: Tensor  # (N + 1,) where the edges of each row begin
     columns: Tensor  # (E,)
@@ -37,38 +39,44 @@ def propagate_labels(
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
 ) -> Tensor:
-    """Spread labels over the graph of nearest neighbors: (N, C) scores P, the minimum of the paper's Eq. 2.
+    """Propagate labels over the graph of nearest neighbors: (N, C) scores, the minimum of Eq. 2.
 
-    Two examples share an edge if either is among the other's k nearest by cosine similarity (everyone, when there are
-    no more than k others); its weight is that similarity, and only positive ones count. A small `mu` trusts the
-    neighbors, a large one the given labels; 0.02 is the customary α = 0.99.
+    Two examples share an edge if one is among the k nearest of the other by cosine similarity, and
+    if that similarity, the weight of the edge, is positive. Scores are not negative. The argmax of
+    a row is its propagated label, a row divided by its sum is a distribution, and a row that no
+    label reaches is zero.
 
-    Scores are not negative. The argmax of a row is its propagated label, a row divided by its sum is a distribution,
-    and a row that no label reaches is all zeros.
+    >>> import torch
+    >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    >>> propagate_labels(features, torch.tensor([0, -1, 1, -1]), k=1).argmax(dim=1).tolist()
+    [0, 0, 1, 1]
 
     Args:
-        features: (N, D) floating point; their scale does not matter. 16-bit ones are computed in float32.
-        labels: (N,) class numbers with −1 for unlabeled, or (N, C) soft targets, zeros for unlabeled.
-        num_classes: by default the largest label plus one, or the width of the soft targets.
-        k: neighbors that each example names.
-        mu: weight of the given labels against smoothness.
-        tolerance: of the norm of the residual of each class, relative to its right-hand side. Lower it (in float64)
-            where a handful of labels must reach very many examples.
-        max_iterations: of the conjugate gradients; one warning if they end before the tolerance is reached.
+        features: (N, D) floating point of any length. 16-bit ones are computed in float32.
+        labels: (N,) class numbers with −1 for unlabeled, or (N, C) soft targets with zeros for
+            unlabeled.
+        num_classes: the default is the largest label plus one, or the width of the soft targets.
+        k: neighbors of each example; with fewer others, all of them.
+        mu: weight of the given labels against smoothness. A small value trusts the neighbors; the
+            default is the usual α = 0.99.
+        tolerance: of the residual norm of each class, relative to its right-hand side. Lower it (in
+            float64) if a handful of labels must reach very many examples.
+        max_iterations: of conjugate gradients; if they do not suffice, there is a warning.
 
     Raises:
-        ValueError: for arguments that cannot be meant; the message says which and what would work.
+        ValueError: if an argument does not fit; the message names it.
     """
     _check(features, labels, k, mu, tolerance, max_iterations)
-    targets = _targets(labels, num_classes)  # (N, C) before the search, which takes time
-    directions, _ = normalize(
-        features.to(torch.promote_types(features.dtype, torch.float32))
-    )  # (N, D)
+    # Check the labels before the search, which takes time.
+    targets = _targets(labels, num_classes)  # (N, C)
+    directions, _ = normalize(features.to(torch.promote_types(features.dtype, torch.float32)))
     neighbors = nearest(directions, directions, k, None)
-    return spread(neighbors, targets, mu=mu, tolerance=tolerance, max_iterations=max_iterations)
+    return propagate_over_graph(
+        neighbors, targets, mu=mu, tolerance=tolerance, max_iterations=max_iterations
+    )
 
 
-def spread(
+def propagate_over_graph(
     neighbors: Neighbors,
     labels: Tensor,
     num_classes: int | None = None,
@@ -77,51 +85,58 @@ def spread(
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
 ) -> Tensor:
-    """`propagate_labels` over the neighbors of N examples that an exact search has found already."""
+    """`propagate_labels` over the result of an exact search among N examples."""
     targets = _targets(labels, num_classes).to(neighbors.similarities)  # (N, C)
     graph = _graph(neighbors)
-    is_connected = graph.is_connected[:, None]
-    own_share = mu / (2 + mu)  # 1 − α, without cancellation
+    # 1 − α, without the loss of digits of a difference.
+    own_share = mu / (2 + mu)
     scores = _solve(graph, 2 / (2 + mu), own_share * targets, tolerance, max_iterations)
-    return scores.clamp(min=0).where(
-        is_connected, targets
-    )  # the minimum is never negative, its approximation may be
+    # The minimum is never negative, but its approximation may be.
+    return scores.clamp(min=0).where(graph.is_connected[:, None], targets)
 
 
 def _solve(
-    graph: _Graph, alpha: float, given: Tensor, tolerance: float, max_iterations: int
+    graph: _Graph, alpha: float, target: Tensor, tolerance: float, max_iterations: int
 ) -> Tensor:
-    """(I − αS)⁻¹ given, by conjugate gradients on all classes at once; rows out of reach of a label stay exactly 0."""
-    size = given.amax(dim=0)  # (C,) so that squares neither overflow nor vanish
-    given = given / size.where(size > 0, 1.0)
-    solution = torch.zeros_like(given)  # (N, C)
-    residual = given.clone()
-    direction = given.clone()
-    squares = given.square().sum(dim=0)  # (C,)
+    """(I − αS)⁻¹ target, by conjugate gradients on all classes at once.
+
+    Rows that no label reaches stay exactly 0.
+    """
+    # Each class is scaled to the largest entry 1, so that squares neither overflow nor vanish.
+    size = target.amax(dim=0)  # (C,)
+    target = target / size.where(size > 0, 1.0)
+    solution = torch.zeros_like(target)  # (N, C)
+    residual = target.clone()
+    direction = target.clone()
+    squares = target.square().sum(dim=0)  # (C,)
     enough = squares * tolerance**2
     for _ in range(max_iterations):
-        is_open = squares > enough  # classes still to be improved; those without labels never are
+        # Classes that have not converged; a class without labels has from the start.
+        is_open = squares > enough
         if not is_open.any():
             return solution * size
+        # One step along the direction, as long as the quadratic form falls, for each class alone.
         image = direction - alpha * _product(graph, direction)
         step = (squares / (direction * image).sum(dim=0)).where(is_open, 0.0)  # (C,)
         solution.addcmul_(direction, step)
         residual.addcmul_(image, step, value=-1)
+        # The next direction is conjugate to the last one.
         before, squares = squares, residual.square().sum(dim=0)
         direction = residual + direction * (squares / before).where(is_open, 0.0)
     is_open = squares > enough
     if is_open.any():
         worst = (squares[is_open] / enough[is_open]).max().sqrt().item() * tolerance
         warnings.warn(
-            f"label propagation stopped after max_iterations={max_iterations} at a relative residual of {worst:.1e}, "
-            f"above tolerance={tolerance:g}; raise max_iterations or mu",
-            stacklevel=5,  # the caller of propagate_labels, behind torch.no_grad
+            f"label propagation is less exact than tolerance={tolerance:g}: the relative residual "
+            f"is {worst:.1e} after max_iterations={max_iterations}. Raise max_iterations or mu.",
+            # The caller of propagate_labels, which torch.no_grad wraps.
+            stacklevel=5,
         )
     return solution * size
 
 
 def _product(graph: _Graph, rows: Tensor) -> Tensor:
-    """S @ rows: (N, C). Summing bags is ten times as fast on a CPU as torch's sparse matrices."""
+    """(N, C) S @ rows, as sums of bags: ten times faster on a CPU than torch.sparse."""
     return functional.embedding_bag(
         graph.columns,
         rows,
@@ -133,48 +148,47 @@ def _product(graph: _Graph, rows: Tensor) -> Tensor:
 
 
 def _graph(neighbors: Neighbors) -> _Graph:
-    """The normalized graph that joins each row to those it names, in both directions: W = max(W, Wᵀ)."""
+    """The normalized symmetric graph W = max(W, Wᵀ) of the neighbors."""
     similarities, positions = neighbors
     num_rows = len(positions)
     rows = torch.arange(num_rows, device=positions.device)[:, None].expand_as(positions)
     is_edge = similarities > 0
     rows, columns, weights = rows[is_edge], positions[is_edge], similarities[is_edge]
-    # One key per unordered pair, so that W is symmetric to the last bit whoever named whom.
-    pairs, which = torch.unique(
-        torch.minimum(rows, columns) * num_rows + torch.maximum(rows, columns), return_inverse=True
-    )
-    weights = weights.new_zeros(len(pairs)).scatter_reduce(0, which, weights, "amax")
+    # One number per unordered pair, so that W is symmetric to the last bit.
+    keys = torch.minimum(rows, columns) * num_rows + torch.maximum(rows, columns)
+    pairs, pair = torch.unique(keys, return_inverse=True)
+    weights = weights.new_zeros(len(pairs)).scatter_reduce(0, pair, weights, "amax")
     low, high = pairs // num_rows, pairs % num_rows
+    # Both directions of each pair, sorted by row.
     rows, order = torch.cat([low, high]).sort(stable=True)  # (E,)
     columns, weights = torch.cat([high, low])[order], weights.repeat(2)[order]
     degrees = weights.new_zeros(num_rows).index_add_(0, rows, weights)  # (N,)
-    scales = degrees.rsqrt()  # infinite without edges, and then never used
+    # This is infinite for rows without edges, where it is never used.
+    scales = degrees.rsqrt()
     starts = functional.pad(torch.bincount(rows, minlength=num_rows).cumsum(dim=0), (1, 0))
     return _Graph(starts, columns, weights * scales[rows] * scales[columns], degrees > 0)
 
 
 def _targets(labels: Tensor, num_classes: int | None) -> Tensor:
-    """(N, C) what is given of each example; looked at on the host, where labels out of range are refused."""
+    """(N, C) targets on the CPU, where labels out of range are refused."""
     labels = labels.detach().cpu()
     if labels.ndim == 2:
         if num_classes not in (None, labels.shape[1]):
             raise ValueError(
-                f"soft labels of {labels.shape[1]} columns cannot mean num_classes={num_classes}; leave it out"
+                f"num_classes must be {labels.shape[1]} for these soft labels, got {num_classes}."
             )
-        wrong = ~((labels >= 0) & (labels < torch.inf))  # true for NaN as well
-        if wrong.any():
-            raise ValueError(
-                f"soft labels hold {labels[wrong][0].item()}; they must be finite and not negative"
-            )
+        # A comparison with NaN is false.
+        is_valid = (labels >= 0) & (labels < torch.inf)
+        if not is_valid.all():
+            value = labels[~is_valid][0].item()
+            raise ValueError(f"labels must be finite and 0 or more, got {value}.")
         targets = labels
     else:
-        targets = one_hot(
-            labels, num_classes if num_classes is not None else max(1, int(labels.max()) + 1)
-        )
+        if num_classes is None:
+            num_classes = max(1, int(labels.max()) + 1)
+        targets = one_hot(labels, num_classes)
     if not targets.any():
-        raise ValueError(
-            f"none of the {len(labels)} examples has a label to propagate; give at least one"
-        )
+        raise ValueError(f"labels must have at least one label, got {len(labels)} unlabeled.")
     return targets
 
 
@@ -184,25 +198,23 @@ def _check(
     check_tensors(features=features, labels=labels)
     if features.ndim != 2 or not features.is_floating_point() or 0 in features.shape:
         raise ValueError(
-            f"features of shape {tuple(features.shape)} and {features.dtype} must be a floating-point matrix (N, D) "
-            "with at least one row and column; convert them with .float()"
+            "features must be a floating-point matrix (N, D) that is not empty, "
+            f"got {tuple(features.shape)} of {features.dtype}. Use .float()."
         )
     if not features.isfinite().all():
         row = int((~features.isfinite()).any(dim=1).nonzero()[0])
-        raise ValueError(
-            f"features hold NaN or infinity, first in row {row}; leave such examples out"
-        )
+        raise ValueError(f"features must be finite, got NaN or infinity in row {row}.")
     if labels.ndim not in (1, 2) or labels.is_floating_point() != (labels.ndim == 2):
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} and {labels.dtype} must be (N,) whole class numbers or (N, C) "
-            "floating-point soft targets"
+            "labels must be (N,) class numbers or (N, C) floating-point soft targets, "
+            f"got {tuple(labels.shape)} of {labels.dtype}."
         )
     if len(labels) != len(features):
         raise ValueError(
-            f"{len(features)} rows of features but {len(labels)} labels; there must be as many"
+            f"labels must have one row for each of the {len(features)} features, got {len(labels)}."
         )
     check_whole("k", k, 1)
-    check_number("mu", mu, 1e-6, 1e12, cure="; 0.02 is customary")
-    if check_number("tolerance", tolerance, 0, 1, cure="; 1e-6 is customary") in (0, 1):
-        raise ValueError(f"tolerance={tolerance} must lie between 0 and 1; 1e-6 is customary")
+    check_number("mu", mu, 1e-6, 1e12)
+    if check_number("tolerance", tolerance, 0, 1) in (0, 1):
+        raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}. Try 1e-6.")
     check_whole("max_iterations", max_iterations, 1)

@@ -1,8 +1,9 @@
-"""What can be said of predictions once the labels are known, or of labels once the predictions are.
+"""Metrics of predictions and of labels.
 
-Logits are (N, C), labels (N,) class numbers in the same order, with −1 for "unlabeled" or "outside the vocabulary":
-such rows are left out of every sum and every denominator. Means over nothing are NaN. A row of `Predictions` may
-stand anywhere: `aligned` brings the labels into its order.
+Most are functions f(logits, labels): logits are (N, C), labels (N,) class numbers in the same
+order, and −1 means "unlabeled" or "not among the classes". Such rows are ignored, in sums and in
+denominators. A mean over no rows is NaN. The rows of `Predictions` may be in any order; `aligned`
+brings the labels into that order.
 """
 
 import math
@@ -15,95 +16,204 @@ from torch.nn import functional
 from nearsay import rng
 from nearsay.batch import PADDING, Labels, Predictions, one_hot
 from nearsay.neighbors import Identity, nearest, normalize
+from nearsay.validation import check_whole
 
-_CHUNK = 2**24  # numbers of votes or features held at a time
+__all__ = [
+    "ClassAccuracy",
+    "Memorization",
+    "SimilarityHistogram",
+    "accuracy",
+    "aligned",
+    "average_precision",
+    "brier",
+    "calibration_error",
+    "class_accuracy",
+    "confidence",
+    "confusion",
+    "detection_auroc",
+    "knn_accuracy",
+    "margin",
+    "memorization",
+    "nll",
+    "noise_rate",
+    "similarity_histogram",
+    "top_k_accuracy",
+]
+
+# Numbers in memory at a time.
+_CHUNK = 2**24
 
 
 class ClassAccuracy(NamedTuple):
-    """Accuracy class by class."""
+    """Accuracy of each class.
 
-    classes: Tensor  # (C,) float64, NaN for a class without examples
-    mean: float  # over the classes that have examples: balanced accuracy
+    >>> import torch
+    >>> result = class_accuracy(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1]))
+    >>> result.classes.tolist(), result.mean
+    ([1.0, 0.5], 0.75)
+
+    Attributes:
+        classes: (C,) float64; NaN for a class without examples.
+        mean: over the classes with examples (balanced accuracy).
+    """
+
+    classes: Tensor
+    mean: float
 
 
 class Memorization(NamedTuple):
-    """What is predicted for examples with wrong labels; shares that sum to 1."""
+    """Predictions for examples with wrong labels, as shares that sum to 1.
 
-    memorized: float  # the wrong label itself
-    corrected: float  # the true class
+    >>> Memorization(memorized=0.5, corrected=0.25, other=0.25).corrected
+    0.25
+
+    Attributes:
+        memorized: share predicted as the wrong label.
+        corrected: share predicted as the true class.
+        other: share predicted as any other class.
+    """
+
+    memorized: float
+    corrected: float
     other: float
 
 
 class SimilarityHistogram(NamedTuple):
-    """Counts of pairs by cosine similarity, for pairs of the same and of different given labels."""
+    """Counts of pairs of examples by their cosine similarity.
 
-    edges: Tensor  # (bins + 1,) from −1 to 1
-    counts: Tensor  # (2, 2, bins) int64: same or different label; both labels right or at least one wrong
+    >>> import torch
+    >>> labels = Labels(torch.tensor([0, 0, 1, 1]), None, ("cat", "dog"))
+    >>> similarity_histogram(torch.eye(4), labels, bins=2, num_pairs=8).counts.shape
+    torch.Size([2, 2, 2])
+
+    Attributes:
+        edges: (bins + 1,) limits of the bins, from −1 to 1.
+        counts: (2, 2, bins) int64. First axis: pairs with the same or with different given labels;
+            second axis: both labels right, or at least one wrong.
+    """
+
+    edges: Tensor
+    counts: Tensor
 
 
 def aligned(labels: Labels, predictions: Predictions) -> Labels:
-    """The labels in the order of the rows of the predictions; rows of padding become unlabeled."""
+    """The labels in the order of the rows of the predictions; padding rows become unlabeled.
+
+    >>> import torch
+    >>> labels = Labels(torch.tensor([0, 1, 1]), None, ("cat", "dog"))
+    >>> rows = torch.zeros(2, 4)
+    >>> aligned(labels, Predictions(rows, rows, torch.tensor([2, 0]))).given.tolist()
+    [1, 0]
+    """
     indices, num_examples = predictions.indices.to(labels.given.device), len(labels.given)
     outside = indices[(indices < PADDING) | (indices >= num_examples)]
     if len(outside):
         raise ValueError(
-            f"predictions are of example {outside[0].item()}, but there are labels of {num_examples} only"
+            f"predictions must be of examples below {num_examples}, got {outside[0].item()}."
         )
-    known = [each for each in (labels.given, labels.clean) if each is not None]
-    given, *clean = (functional.pad(each, (0, 1), value=-1)[indices] for each in known)
-    return Labels(given, clean[0] if clean else None, labels.classes)
+    # One more row at the end, which the padding index −1 picks.
+    given = functional.pad(labels.given, (0, 1), value=-1)[indices]
+    clean = labels.clean
+    if clean is not None:
+        clean = functional.pad(clean, (0, 1), value=-1)[indices]
+    return Labels(given, clean, labels.classes)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of labeled rows whose largest logit is their label's; the first of equals is the largest."""
+    """Share of labeled rows with the largest logit at the label; of equal ones the first counts.
+
+    >>> import torch
+    >>> accuracy(torch.tensor([[2.0, 1.0], [2.0, 1.0]]), torch.tensor([0, 1]))
+    0.5
+    """
     return top_k_accuracy(logits, labels, k=1)
 
 
 def top_k_accuracy(logits: Tensor, labels: Tensor, *, k: int = 5) -> float:
-    """Share of labeled rows whose label is among their k largest logits; of equals, lower class numbers come first."""
-    if k < 1:
-        raise ValueError(f"k={k} leaves nothing to hit; it must be at least 1")
+    """Share of labeled rows with the label among the k largest logits.
+
+    Of equal logits, lower class numbers come first.
+
+    >>> import torch
+    >>> top_k_accuracy(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), k=2)
+    1.0
+    """
+    check_whole("k", k, 1)
     logits, labels = _labeled(logits, labels)
-    own = logits.gather(1, labels[:, None])
+    own = logits.gather(1, labels[:, None])  # (n, 1)
+    # The rank of the label is the number of classes that come before it.
     is_lower = torch.arange(logits.shape[1], device=logits.device) < labels[:, None]
     num_before = ((logits > own) | ((logits == own) & is_lower)).sum(dim=1)
     return _mean(num_before < k)
 
 
 def confusion(logits: Tensor, labels: Tensor) -> Tensor:
-    """(C, C) int64 counts of labeled rows: row is the label, column the prediction."""
+    """(C, C) int64 counts of labeled rows: the row is the label, the column the prediction.
+
+    >>> import torch
+    >>> confusion(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])).tolist()
+    [[1, 0], [1, 1]]
+    """
     logits, labels = _labeled(logits, labels)
     num_classes = logits.shape[1]
+    # One number per cell, so that one bincount counts them all.
     cells = labels * num_classes + logits.argmax(dim=1)
     return torch.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def class_accuracy(logits: Tensor, labels: Tensor) -> ClassAccuracy:
-    """Accuracy among the rows of each label, and its mean over classes."""
+    """Accuracy among the rows of each label, and its mean over classes.
+
+    >>> import torch
+    >>> class_accuracy(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])).mean
+    0.75
+    """
     counts = confusion(logits, labels)
     classes = counts.diagonal().double() / counts.sum(dim=1)
     return ClassAccuracy(classes, classes.nanmean().item())
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) probability of the given label, low where it is suspicious; NaN where unlabeled."""
+    """(N,) probability of the given label, low if suspicious; NaN where unlabeled.
+
+    >>> import torch
+    >>> confidence(torch.zeros(2, 4), torch.tensor([0, -1])).tolist()
+    [0.25, nan]
+    """
     return _own_and_best_other(logits, labels)[0]
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) half of 1 + probability of the given label − of the best other, low as above; NaN where unlabeled."""
+    """(N,) half of 1 + probability of the label − of the best other; NaN where unlabeled.
+
+    It is from 0 to 1, low if suspicious.
+
+    >>> import torch
+    >>> margin(torch.zeros(1, 2), torch.tensor([0])).tolist()
+    [0.5]
+    """
     own, other = _own_and_best_other(logits, labels)
     return (1 + own - other) / 2
 
 
 def nll(logits: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood of the labels."""
+    """Mean negative log-likelihood of the labels (cross-entropy).
+
+    >>> import torch
+    >>> round(nll(torch.zeros(1, 2), torch.tensor([0])), 4)
+    0.6931
+    """
     logits, labels = _labeled(logits, labels)
     return _mean(-logits.log_softmax(dim=1).gather(1, labels[:, None]))
 
 
 def brier(logits: Tensor, labels: Tensor) -> float:
-    """Mean squared distance of the probabilities from the label, summed over classes: from 0 to 2."""
+    """Mean squared distance of the probabilities from the one-hot label, from 0 to 2.
+
+    >>> import torch
+    >>> brier(torch.zeros(1, 2), torch.tensor([0]))
+    0.5
+    """
     logits, labels = _labeled(logits, labels)
     return _mean((logits.softmax(dim=1) - one_hot(labels, logits.shape[1])).square().sum(dim=1))
 
@@ -111,28 +221,39 @@ def brier(logits: Tensor, labels: Tensor) -> float:
 def calibration_error(
     logits: Tensor, labels: Tensor, *, bins: int = 15, adaptive: bool = False
 ) -> float:
-    """Expected calibration error: mean gap between how sure and how right the predictions of a bin are.
+    """Expected calibration error: the mean gap between probability and accuracy in a bin.
 
-    Bins have equal widths and own their upper edge; adaptive ones hold equal numbers of rows, save that rows of equal
-    probability stay together, in the bin where the first of them falls.
+    Bins have equal widths and include their upper edge. Adaptive bins hold equal numbers of rows,
+    but rows of equal probability stay together in the bin of the first of them.
+
+    >>> import torch
+    >>> calibration_error(torch.zeros(2, 2), torch.tensor([0, 1]))
+    0.0
     """
-    _check_bins(bins)
+    check_whole("bins", bins, 1)
     logits, labels = _labeled(logits, labels)
     if not len(labels):
         return math.nan
-    sure, predicted = logits.double().softmax(dim=1).max(dim=1)
+    probability, predicted = logits.double().softmax(dim=1).max(dim=1)
     if adaptive:
-        chosen = (
-            torch.searchsorted(sure.sort().values, sure) * bins // len(sure)
-        )  # where the first of equals stands
+        # The rank of the first of equal probabilities decides the bin.
+        rank = torch.searchsorted(probability.sort().values, probability)
+        which = rank * bins // len(probability)
     else:
-        chosen = torch.bucketize(sure, torch.arange(1, bins, device=sure.device).double() / bins)
-    gaps = (predicted == labels).double() - sure
-    return sum(abs(gaps[chosen == each].sum().item()) for each in range(bins)) / len(sure)
+        edges = torch.arange(1, bins, device=probability.device).double() / bins
+        which = torch.bucketize(probability, edges)
+    gaps = (predicted == labels).double() - probability
+    return sum(abs(gaps[which == bin].sum().item()) for bin in range(bins)) / len(probability)
 
 
 def memorization(logits: Tensor, labels: Labels) -> Memorization:
-    """Of labeled rows whose true class is known and not the given one: the shares predicted as either or neither."""
+    """What is predicted for rows with a wrong given label.
+
+    >>> import torch
+    >>> labels = Labels(torch.tensor([0, 0]), torch.tensor([1, 1]), ("cat", "dog"))
+    >>> memorization(torch.eye(2), labels)
+    Memorization(memorized=0.5, corrected=0.5, other=0.0)
+    """
     clean = _clean(labels)
     is_wrong = (labels.given >= 0) & (clean >= 0) & (labels.given != clean)
     predicted = _checked(logits, labels.given)[0].argmax(dim=1).to(clean.device)
@@ -141,60 +262,92 @@ def memorization(logits: Tensor, labels: Labels) -> Memorization:
 
 
 def noise_rate(labels: Labels) -> float:
-    """Share of labeled rows whose label is not their true class; a class outside the vocabulary makes it wrong."""
+    """Share of labeled rows with a given label that is not the true class.
+
+    A true class that is not among the classes makes the label wrong.
+
+    >>> import torch
+    >>> noise_rate(Labels(torch.tensor([0, 0]), torch.tensor([0, 1]), ("cat", "dog")))
+    0.5
+    """
     return _mean((labels.given != _clean(labels))[labels.given >= 0])
 
 
 def detection_auroc(scores: Tensor, is_wrong: Tensor) -> float:
-    """Probability that a wrong label scores below a right one, ties counting half; exact.
+    """Probability that a wrong label scores below a right one; equal scores count half.
 
-    Scores are (N,), low where suspicious; rows without a score (NaN) are left out. NaN unless both kinds occur.
+    Scores are (N,), low if suspicious; rows with NaN are ignored. The result is exact, and NaN
+    unless both kinds of labels occur.
+
+    >>> import torch
+    >>> detection_auroc(torch.tensor([0.1, 0.8, 0.9]), torch.tensor([True, False, False]))
+    1.0
     """
     wrong, right = _counts_by_score(scores, is_wrong)  # (G,) each
     num_pairs = int(wrong.sum()) * int(right.sum())
     right_above = right.sum() - right.cumsum(dim=0)
+    # Twice the count of ordered pairs, so that everything stays whole.
     doubled = int((wrong * (2 * right_above + right)).sum())
     return doubled / (2 * num_pairs) if num_pairs else math.nan
 
 
 def average_precision(scores: Tensor, is_wrong: Tensor) -> float:
-    """Precision of looking at the lowest scores first, averaged over the wrong labels; equals are looked at together.
+    """Mean precision, at each wrong label, of a review from the lowest score on.
 
-    Scores are (N,), low where suspicious; rows without a score (NaN) are left out. NaN if no label is wrong.
+    Scores are (N,), low if suspicious; rows with NaN are ignored. Labels with equal scores are
+    reviewed together. NaN if no label is wrong.
+
+    >>> import torch
+    >>> average_precision(torch.tensor([0.1, 0.8, 0.9]), torch.tensor([False, True, False]))
+    0.5
     """
     wrong, right = _counts_by_score(scores, is_wrong)
-    found, looked_at = wrong.cumsum(dim=0).double(), (wrong + right).cumsum(dim=0)
-    return ((wrong * found / looked_at).sum() / wrong.sum()).item()
+    num_wrong, num_reviewed = wrong.cumsum(dim=0).double(), (wrong + right).cumsum(dim=0)
+    return ((wrong * num_wrong / num_reviewed).sum() / wrong.sum()).item()
 
 
 @torch.no_grad()
 def knn_accuracy(
     train: Predictions, votes: Tensor, test: Predictions | None, truth: Tensor, *, k: int = 10
 ) -> float:
-    """Share of labeled test rows whose class wins among the k nearest labeled training rows.
+    """Accuracy of a weighted k-nearest-neighbor classifier on the features.
 
-    A neighbor votes for its label in `votes` with its cosine similarity, if that is positive; a row without a vote is
-    a miss. `truth` are the labels of the test rows. `test=None` asks of each training row all others: those of
-    another index.
+    A neighbor votes for its label with its cosine similarity, if that is positive. A test row
+    without a vote counts as an error.
+
+    >>> import torch
+    >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    >>> rows = Predictions(features, torch.zeros(4, 2), torch.arange(4))
+    >>> labels = torch.tensor([0, 0, 1, 1])
+    >>> knn_accuracy(rows, labels, None, labels, k=1)
+    1.0
+
+    Args:
+        train: rows that vote, if they are labeled.
+        votes: (N,) labels of the rows of `train`.
+        test: rows to classify; None means each training row, by all rows of another index.
+        truth: labels of the test rows; only labeled rows count.
+        k: number of neighbors.
     """
-    if k < 1:
-        raise ValueError(f"k={k} leaves nobody to ask; it must be at least 1")
-    keys, votes, names = _features(train, votes)
-    queries, truth, asking = _features(train if test is None else test, truth)
+    check_whole("k", k, 1)
+    keys, votes, key_indices = _labeled_directions(train, votes)
+    queries, truth, indices = _labeled_directions(train if test is None else test, truth)
     if not len(keys) or not len(queries):
         return math.nan
     if test is not None:
-        asking = torch.full_like(asking, PADDING - 1)  # numbers of another data set: nobody here
+        # Indices of another data set must match no training row.
+        indices = torch.full_like(indices, PADDING - 1)
     num_classes = int(votes.max()) + 1
     hits, num_rows = [], max(1, _CHUNK // max(num_classes, k))
     for start in range(0, len(queries), num_rows):
-        chosen = slice(start, start + num_rows)
-        similarities, positions = nearest(queries[chosen], keys, k, Identity(asking[chosen], names))
-        tally = similarities.new_zeros(len(similarities), num_classes).scatter_add_(
-            1, votes[positions], similarities
-        )
+        rows = slice(start, start + num_rows)
+        who = Identity(indices[rows], key_indices)
+        similarities, positions = nearest(queries[rows], keys, k, who)  # (n, k)
+        tally = similarities.new_zeros(len(similarities), num_classes)
+        # Add each neighbor's similarity to the column of its label.
+        tally.scatter_add_(1, votes[positions], similarities)
         most, predicted = tally.max(dim=1)
-        hits.append((most > 0) & (predicted == truth[chosen]))
+        hits.append((most > 0) & (predicted == truth[rows]))
     return _mean(torch.cat(hits))
 
 
@@ -202,42 +355,56 @@ def knn_accuracy(
 def similarity_histogram(
     features: Tensor, labels: Labels, *, bins: int = 50, num_pairs: int = 100_000, seed: int = 0
 ) -> SimilarityHistogram:
-    """How alike the features of two examples are, by whether their labels agree and are right (the paper's figure).
+    """How similar the features of two examples are, by their labels (a figure of the paper).
 
-    About `num_pairs` pairs of the same given label and as many of different ones, drawn by `seeds`; of all labeled
-    rows, each is as likely to be first. Without clean labels all count as right.
+    Draws about `num_pairs` pairs with the same given label and as many with different ones. Each
+    labeled row is equally likely to be the first. Without clean labels all labels count as right.
+
+    >>> import torch
+    >>> labels = Labels(torch.tensor([0, 0, 1, 1]), None, ("cat", "dog"))
+    >>> int(similarity_histogram(torch.eye(4), labels, bins=2, num_pairs=8).counts[0, 1].sum())
+    0
+
+    Args:
+        features: (N, D) numbers.
+        labels: of the same N examples, in the same order.
+        bins: number of bins from −1 to 1.
+        num_pairs: of each kind; a pair of a row with itself is left out.
+        seed: of the draws.
     """
-    _check_bins(bins)
+    check_whole("bins", bins, 1)
     if len(features) != len(labels.given):
         raise ValueError(
-            f"{len(features)} rows of features but {len(labels.given)} labels; there must be as many"
+            f"features must have one row for each of the {len(labels.given)} labels, "
+            f"got {len(features)}."
         )
     rows = (labels.given >= 0).nonzero()[:, 0]
     given = labels.given[rows]
-    is_wrong = (
-        torch.zeros_like(given, dtype=torch.bool)
-        if labels.clean is None
-        else given != labels.clean[rows]
-    )
+    is_wrong = torch.zeros_like(given, dtype=torch.bool)
+    if labels.clean is not None:
+        is_wrong = given != labels.clean[rows]
     edges, counts = torch.linspace(-1, 1, bins + 1), torch.zeros(4 * bins, dtype=torch.int64)
     step = max(1, _CHUNK // max(1, features.shape[1]))
     for start in range(0, num_pairs if len(rows) else 0, step):
         pairs = torch.arange(start, min(start + step, num_pairs))
         for is_same in (True, False):
-            first, second = _pairs(given, pairs, is_same, seed)
-            units = [normalize(features[rows[each]].float())[0] for each in (first, second)]
-            cosines = (units[0] * units[1]).sum(dim=1).cpu()
-            cell = 2 * (not is_same) + (is_wrong[first] | is_wrong[second]).long().cpu()
+            one, other = _pairs(given, pairs, is_same, seed)
+            first = normalize(features[rows[one]].float())[0]
+            second = normalize(features[rows[other]].float())[0]
+            cosines = (first * second).sum(dim=1).cpu()
+            # Count all cells of (same label, right labels, bin) at once, as one number each.
+            cell = 2 * (not is_same) + (is_wrong[one] | is_wrong[other]).long().cpu()
             place = torch.bucketize(cosines, edges[1:-1], right=True)
             counts += torch.bincount(cell * bins + place, minlength=4 * bins)
     return SimilarityHistogram(edges, counts.reshape(2, 2, bins))
 
 
 def _pairs(given: Tensor, pairs: Tensor, is_same: bool, seed: int) -> tuple[Tensor, Tensor]:
-    """Two positions for each number of a pair, less the pairs that came out as they should not."""
+    """Two positions for each pair number, without the pairs that do not fit."""
     drawn = rng.uniform(seed, f"similarity {is_same}", 0, pairs.to(given.device), num=2).double()
     first = (drawn[:, 0] * len(given)).long()
     if is_same:
+        # Rows sorted by label form one block per class; draw a row from the block of the first.
         order, sizes, label = given.argsort(stable=True), torch.bincount(given), given[first]
         starts = sizes.cumsum(dim=0) - sizes
         second = order[starts[label] + (drawn[:, 1] * sizes[label]).long()]
@@ -248,21 +415,23 @@ def _pairs(given: Tensor, pairs: Tensor, is_same: bool, seed: int) -> tuple[Tens
     return first[kept], second[kept]
 
 
-def _features(predictions: Predictions, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Directions, labels and indices of the rows that are labeled and not padding."""
+def _labeled_directions(predictions: Predictions, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of length 1, labels and indices of the rows that are labeled and not padding."""
     features, _, indices = predictions
     if not len(features) == len(labels) == len(indices):
         raise ValueError(
-            f"{len(features)} rows of features but {len(labels)} labels; `aligned` brings them together"
+            f"labels must have one row for each of the {len(features)} rows of features, "
+            f"got {len(labels)}. Use aligned(labels, predictions)."
         )
-    kept = (labels.to(features.device) >= 0) & (indices.to(features.device) != PADDING)
+    labels, indices = labels.to(features.device), indices.to(features.device)
+    kept = (labels >= 0) & (indices != PADDING)
     rows = features[kept]
     directions, _ = normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)))
-    return directions, labels.to(features.device)[kept], indices.to(features.device)[kept]
+    return directions, labels[kept], indices[kept]
 
 
 def _own_and_best_other(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,) probabilities of the label and of the likeliest other class, which is 0 where there is no other."""
+    """(N,) probabilities of the label and of the likeliest other class, 0 if there is none."""
     logits, labels = _checked(logits, labels)
     probabilities = logits.softmax(dim=1)
     is_own = one_hot(labels, logits.shape[1]).bool()
@@ -271,21 +440,21 @@ def _own_and_best_other(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _counts_by_score(scores: Tensor, is_wrong: Tensor) -> tuple[Tensor, Tensor]:
-    """(G,) numbers of wrong and of right labels at each distinct score, from low to high."""
+    """(G,) numbers of wrong and of right labels at each different score, from low to high."""
     if scores.ndim != 1 or scores.shape != is_wrong.shape or is_wrong.dtype != torch.bool:
-        shapes = (
-            f"scores {tuple(scores.shape)} and is_wrong {tuple(is_wrong.shape)} of {is_wrong.dtype}"
+        raise ValueError(
+            "scores and is_wrong must both be (N,), is_wrong of torch.bool, "
+            f"got {tuple(scores.shape)} and {tuple(is_wrong.shape)} of {is_wrong.dtype}."
         )
-        raise ValueError(f"{shapes} must both be (N,), the latter of torch.bool")
     kept = ~scores.isnan()
     ordered, order = scores[kept].sort()
     wrong = is_wrong.to(scores.device)[kept][order]
+    # A group begins where the score differs from the one before.
     begins = torch.ones_like(wrong)
     begins[1:] = ordered[1:] != ordered[:-1]
     group, num_groups = begins.cumsum(dim=0) - 1, int(begins.sum())
-    return torch.bincount(group[wrong], minlength=num_groups), torch.bincount(
-        group[~wrong], minlength=num_groups
-    )
+    num_wrong = torch.bincount(group[wrong], minlength=num_groups)
+    return num_wrong, torch.bincount(group[~wrong], minlength=num_groups)
 
 
 def _labeled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -296,38 +465,30 @@ def _labeled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits in float32 or better and labels on one device; refuses what cannot be meant."""
-    if (
-        logits.ndim != 2
-        or not logits.is_floating_point()
-        or not logits.shape[1]
-        or labels.shape != logits.shape[:1]
-    ):
-        shapes = f"logits {tuple(logits.shape)} of {logits.dtype} and labels {tuple(labels.shape)}"
-        raise ValueError(f"{shapes} must be floating-point (N, C) and (N,)")
-    Labels(labels.cpu(), None, ("",) * logits.shape[1])  # refuses what are no class numbers
-    is_bad = ~logits.amax(dim=1).isfinite()  # NaN, infinity, or minus infinity for all classes
+    """Logits in float32 or better, and labels on the same device."""
+    is_matrix = logits.ndim == 2 and logits.is_floating_point() and logits.shape[1] > 0
+    if not is_matrix or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            "logits must be floating-point (N, C) and labels (N,), "
+            f"got {tuple(logits.shape)} of {logits.dtype} and {tuple(labels.shape)}."
+        )
+    # This checks that the labels are class numbers.
+    Labels(labels.cpu(), None, ("",) * logits.shape[1])
+    # The largest logit is finite unless a row has NaN, infinity, or only minus infinity.
+    is_bad = ~logits.amax(dim=1).isfinite()
     if is_bad.any():
         raise ValueError(
-            f"logits of row {int(is_bad.nonzero()[0])} are not finite; leave such rows out"
+            f"logits must be finite, got another value in row {int(is_bad.nonzero()[0])}."
         )
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(
-        logits.device, torch.int64
-    )
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits, labels.to(logits.device, torch.int64)
 
 
 def _clean(labels: Labels) -> Tensor:
     if labels.clean is None:
-        raise ValueError(
-            "clean is None, but this compares given labels with the true ones; give Labels with clean"
-        )
+        raise ValueError("clean must hold the true classes, got None. Use Labels with clean.")
     return labels.clean
 
 
 def _mean(values: Tensor) -> float:
     return values.double().mean().item()
-
-
-def _check_bins(bins: int) -> None:
-    if bins < 1:
-        raise ValueError(f"bins={bins} leaves no room for anybody; it must be at least 1")

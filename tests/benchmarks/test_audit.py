@@ -50,7 +50,8 @@ def test_copies_stand_at_the_end_and_kinds_take_turns(tiles):
 def test_brightness_changes_by_a_twentieth_and_a_crop_is_enlarged():
     gray = torch.full((3, 32, 32), 100, dtype=torch.uint8)
     brighter = planting.changed(gray, "brightness", np.random.default_rng(0))
-    assert brighter.unique().item() in (95, 104, 105)  # Pillow cuts off
+    # Pillow cuts off.
+    assert brighter.unique().item() in (95, 104, 105)
     row = torch.arange(32, dtype=torch.uint8).mul(8).expand(3, 32, 32)
     cut = planting.changed(row, "crop", np.random.default_rng(1))
     assert cut.shape == (3, 32, 32)
@@ -58,7 +59,8 @@ def test_brightness_changes_by_a_twentieth_and_a_crop_is_enlarged():
 
 
 def test_found_pairs_are_planted_real_or_mistakes(tiles, monkeypatch):
-    twice = torch.cat([tiles, tiles[-1:]])  # a real duplicate, which nobody has planted: 11 and 12
+    # A real duplicate, which nobody has planted: 11 and 12.
+    twice = torch.cat([tiles, tiles[-1:]])
     planted = planting.plant(twice, 4, seed=3)
     found = torch.tensor([[0, 13], [1, 14], [2, 15], [11, 12], [4, 5]])
     monkeypatch.setattr(benchmark, "same_pictures", lambda thumbnails: found)
@@ -152,17 +154,14 @@ def test_rows_are_written_and_runs_are_not_mixed_with_what_needs_none(
     monkeypatch.setattr(sys, "argv", ["audit.py", "--scale", "70", "run"])
     with pytest.raises(SystemExit):
         benchmark.main()
-    assert "name at least one RUN, or none with --planted and --scale" in capsys.readouterr().err
+    assert "RUN" in capsys.readouterr().err
 
 
-def test_what_is_no_run_is_told_in_a_sentence(tmp_path, monkeypatch, capsys):
+def test_a_folder_without_a_run_ends_in_an_error_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["audit.py", str(tmp_path / "nowhere")])
     with pytest.raises(SystemExit, match="65"):
         benchmark.main()
-    assert (
-        f"error: {tmp_path / 'nowhere'} has no labels in labels.npz; give the folder of a run"
-        in capsys.readouterr().err
-    )
+    assert "labels.npz" in capsys.readouterr().err
 
 
 def test_drawn_sheets_are_bright():
@@ -172,23 +171,17 @@ def test_drawn_sheets_are_bright():
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "part"),
     [
-        (["--scale", "-5"], 2, "--scale -5 and --classes 10 must be at least 1 row and 2 classes"),
-        (["--scale", "50", "--classes", "1"], 2, "--classes 1 must be"),
-        (["--scale", "50", "--out", "file/rows.json"], 74, "error: file: File exists"),
-        (
-            ["--verified", "file", "run"],
-            65,
-            "file is no .npz with the whole numbers original and corrected",
-        ),
-        (["--verified", "one.npz", "run"], 65, "one.npz is no .npz with the whole numbers"),
-        (["--verified", "one.npy", "run"], 65, "one.npy is no .npz with the whole numbers"),
+        (["--scale", "-5"], 2, "--scale"),
+        (["--scale", "50", "--classes", "1"], 2, "--classes"),
+        (["--scale", "50", "--out", "file/rows.json"], 74, "File exists"),
+        (["--verified", "file", "run"], 65, "file"),
+        (["--verified", "one.npz", "run"], 65, "one.npz"),
+        (["--verified", "one.npy", "run"], 65, "one.npy"),
     ],
 )
-def test_what_cannot_be_meant_is_told_in_a_sentence(
-    tmp_path, monkeypatch, capsys, words, code, told
-):
+def test_wrong_arguments_end_in_an_error_line(tmp_path, monkeypatch, capsys, words, code, part):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     np.savez("one.npz", original=[1, 2])
@@ -196,4 +189,4 @@ def test_what_cannot_be_meant_is_told_in_a_sentence(
     monkeypatch.setattr(sys, "argv", ["audit.py", *words])
     with pytest.raises(SystemExit, match=str(code)):
         benchmark.main()
-    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert part in capsys.readouterr().err.splitlines()[-1]

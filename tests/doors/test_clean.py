@@ -169,17 +169,13 @@ def test_a_review_that_was_killed_before_its_first_decision_has_decided_nothing(
 def test_decisions_that_are_no_file_are_not_passed_over(run, kind):
     path = run / "corrections.csv"
     path.mkdir() if kind == "a folder" else path.symlink_to(run / "nowhere")
-    with pytest.raises(
-        tables.TableError, match=r"corrections\.csv is no regular file; move it away"
-    ):
+    with pytest.raises(tables.TableError, match="regular file"):
         clean_run(run)
 
 
 def test_a_number_too_long_to_be_one_is_refused_as_any_other(run):
     (run / "corrections.csv").write_text(f"index,label\n{'9' * 5000},\n")
-    with pytest.raises(
-        tables.TableError, match=r"corrections\.csv:2: index '9{40}' is none of the 300 examples"
-    ):
+    with pytest.raises(tables.TableError, match=r"corrections\.csv:2: index .*'9{40}'"):
         clean_run(run)
 
 

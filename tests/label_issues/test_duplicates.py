@@ -67,7 +67,7 @@ def test_parts_of_one_photograph_are_not_the_same(tiles):
 def test_equal_pictures_of_one_color_are_the_same_and_others_are_not():
     levels = torch.tensor([0, 90, 0, 200, 90, 0], dtype=torch.uint8)
     images = levels[:, None, None, None].expand(-1, 3, 32, 32)
-    groups = scores.connected(6, *duplicates.same_pictures(duplicates.shrink(images)).T)
+    groups = scores.connected_components(6, *duplicates.same_pictures(duplicates.shrink(images)).T)
     assert groups.tolist() == [0, 1, 0, -1, 1, 0]
 
 
@@ -115,7 +115,7 @@ def test_the_most_alike_of_each_picture_are_compared(monkeypatch):
     triples = torch.tensor(
         [[0, 1, 0.93], [0, 2, 0.99], [0, 3, 0.95], [5, 4, 0.92]], dtype=torch.float64
     )
-    assert sorted(map(tuple, duplicates._best_of_each(triples).tolist())) == [
+    assert sorted(map(tuple, duplicates._best_candidates(triples).tolist())) == [
         (0, 2),
         (0, 3),
         (4, 5),
@@ -144,7 +144,7 @@ def test_noise_among_photographs_is_unusual(tiles):
     noise = torch.randint(
         0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
-    scores = duplicates.usualness(duplicates.shrink(torch.cat([tiles, noise])))
+    scores = duplicates.typicality_score(duplicates.shrink(torch.cat([tiles, noise])))
     assert ((scores >= 0) & (scores <= 1)).all()
     assert metrics.detection_auroc(scores, torch.arange(len(tiles) + 8) >= len(tiles)) > 0.95
 
@@ -165,7 +165,9 @@ def test_without_features_pictures_say_what_is_foreign_and_not_what_is_near(tile
     probabilities = torch.eye(2)[torch.arange(len(tiles)) % 2]
     found = audit(torch.arange(len(tiles)) % 2, probabilities=probabilities, images=tiles)
     assert found.evidence is None
-    torch.testing.assert_close(found.ood_scores, duplicates.usualness(duplicates.shrink(tiles)))
+    torch.testing.assert_close(
+        found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles))
+    )
     assert found.ood_scores.min() < found.ood_scores.max()
 
 
@@ -175,40 +177,27 @@ def test_short_features_are_foreign():
     features[4] *= 0.25
     found = audit([0] * 30, features=features)
     assert int(found.ood_scores.argmin()) == 4
-    torch.testing.assert_close(scores.fullness(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
+    torch.testing.assert_close(scores.length_score(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
 
 
 @pytest.mark.parametrize(
-    ("images", "complaint"),
+    "images",
     [
-        (torch.zeros(2, 3, 32, 32), "must be (N, 3, H, W) of uint8"),
-        (torch.zeros(2, 32, 32, dtype=torch.uint8), "must be (N, 3, H, W) of uint8"),
-        (torch.zeros(3, 3, 32, 32, dtype=torch.uint8), "2 labels but 3 images"),
-        (
-            torch.zeros(2, 3, 0, 32, dtype=torch.uint8),
-            "images of shape (2, 3, 0, 32) and torch.uint8 must be",
-        ),
-        (
-            "photos/",
-            "images of type str are no array of pixels; they must be stacked as (N, 3, H, W) of uint8, all of one size",
-        ),
-        (["one.png", "two.png"], "images of type list are no array of pixels"),
-        (
-            [np.zeros((3, 32, side), np.uint8) for side in (32, 16)],
-            "images of type list are no array of pixels",
-        ),
-        (np.array([None, None]), "images of type ndarray are no array of pixels"),
-        (object(), "images of type object are no array of pixels"),
-        (
-            [Image.new("RGB", (32, 32))] * 2,
-            "images of shape (2, 32, 32, 3) and torch.uint8 must be (N, 3, H, W)",
-        ),
+        torch.zeros(2, 3, 32, 32),
+        torch.zeros(2, 32, 32, dtype=torch.uint8),
+        torch.zeros(3, 3, 32, 32, dtype=torch.uint8),
+        torch.zeros(2, 3, 0, 32, dtype=torch.uint8),
+        "photos/",
+        ["one.png", "two.png"],
+        [np.zeros((3, 32, side), np.uint8) for side in (32, 16)],
+        np.array([None, None]),
+        object(),
+        [Image.new("RGB", (32, 32))] * 2,
     ],
 )
-def test_images_that_cannot_be_meant_are_refused(images, complaint):
-    with pytest.raises(ValueError, match="must be") as caught:
+def test_images_that_do_not_fit_are_refused(images):
+    with pytest.raises(ValueError, match=r"^images must"):
         audit([0, 1], features=torch.eye(2), images=images)
-    assert complaint in str(caught.value)
 
 
 @pytest.mark.parametrize("kept", [list, lambda images: images.flip(1).numpy()[:, ::-1]])

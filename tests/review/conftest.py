@@ -1,4 +1,4 @@
-"""Run folders as an audit leaves them, and the page of one of them, served by a thread of this process."""
+"""Run folders as an audit leaves them, and a page that a thread of this process serves."""
 
 import http.client
 import json
@@ -15,10 +15,9 @@ from PIL import Image
 from nearsay import config
 from nearsay.data import tables
 from nearsay.label_issues.corrections import Corrections
-from nearsay.review.examples import read_examples
-from nearsay.review.pictures import Pictures, open_source
+from nearsay.review.examples import Pictures, open_source, read_examples
 from nearsay.review.server import make_app, make_server
-from nearsay.review.session import Desk
+from nearsay.review.session import Session
 from nearsay.training.run_folder import read_labels
 from nearsay.training.splits import open_splits, pack_labels
 
@@ -26,7 +25,7 @@ TOKEN = "a-token-that-is-known-to-the-tests"
 
 
 def write_run(folder, recipe, *arguments, num_issues=30, overrides=(), **changes):
-    """A run whose first examples are suspicious: example i has the score i / N, and the next class as suggestion."""
+    """A run with the score i / N of example i, and the next class as its suggestion."""
     call = config.apply_overrides(config.call_recipe(recipe, [*arguments]), overrides)
     splits = open_splits(call.experiment)
     folder.mkdir(parents=True)
@@ -84,7 +83,7 @@ def run(original, tmp_path):
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
-    """A run on files, one of which is no image."""
+    """A run on files, and one is no image."""
     root = tmp_path_factory.mktemp("photos")
     for number in range(6):
         place = root / "images" / ("cat" if number % 2 else "dog")
@@ -116,10 +115,10 @@ def features(tmp_path):
     return write
 
 
-def open_desk(folder, **choices):
+def open_session(folder, **choices):
     labels = read_labels(folder)
     source = open_source(folder, len(labels.given))
-    return Desk(
+    return Session(
         read_examples(folder, labels),
         Corrections(folder / "corrections.csv", labels),
         Pictures(source.inputs),
@@ -133,12 +132,12 @@ def open_desk(folder, **choices):
 @contextmanager
 def serving(folder, **choices):
     """The page of a run: its address, its port, and `ask(method, path, value)`."""
-    desk = open_desk(folder, **choices)
+    session = open_session(folder, **choices)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        server = make_server(make_app(desk, token=TOKEN, port=port))
+        server = make_server(make_app(session, token=TOKEN, port=port))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:
@@ -160,7 +159,7 @@ def serving(folder, **choices):
 
         try:
             yield SimpleNamespace(
-                desk=desk, port=port, ask=ask, address=f"http://127.0.0.1:{port}/{TOKEN}/"
+                session=session, port=port, ask=ask, address=f"http://127.0.0.1:{port}/{TOKEN}/"
             )
         finally:
             server.should_exit = True

@@ -94,7 +94,7 @@ def visit(browser):
             ),
         )
         window.goto(address)
-        window.wait_for_selector("#desk:not([hidden]) #place:not(:empty), #end:not([hidden])")
+        window.wait_for_selector("#session:not([hidden]) #place:not(:empty), #end:not([hidden])")
         return window
 
     yield opened
@@ -217,7 +217,8 @@ def test_arrows_decide_nothing_and_show_how_an_example_stands(page, run, visit):
     window.keyboard.down("k")
     at(window, 3)
     for _ in range(5):
-        window.keyboard.down("k")  # held down
+        # Held down.
+        window.keyboard.down("k")
     window.keyboard.up("k")
     at(window, 3)
     assert len(rows(run)) == 4
@@ -279,7 +280,8 @@ def test_two_windows_lose_nothing(page, run, visit):
     press(first, "a")
     at(first, 1)
     at(second, 0)
-    second.keyboard.press("d")  # not knowing of the other
+    # Not knowing of the other.
+    second.keyboard.press("d")
     second.wait_for_selector("#alert:not([hidden])")
     assert "Another window has decided about example 0" in second.inner_text("#alert p")
     assert second.inner_text("#standing").startswith("Accepted")
@@ -303,14 +305,16 @@ def test_an_answer_that_got_lost_does_not_decide_twice(page, run, visit):
         if lost:
             route.continue_()
         else:
-            lost.append(route.fetch().status)  # it arrives, and nobody hears of it
+            # It arrives, but the answer does not.
+            lost.append(route.fetch().status)
             route.abort()
 
     window.route("**/decide", lose)
     window.keyboard.press("a")
     window.wait_for_selector("#alert:not([hidden])")
     assert "The decision on example 0 is kept here" in window.inner_text("#alert p")
-    window.keyboard.press("d")  # nothing is decided before the answer
+    # Nothing is decided before the answer.
+    window.keyboard.press("d")
     window.click("#alert button")
     at(window, 1)
     assert lost == [200]
@@ -331,11 +335,12 @@ def test_a_slow_server_is_waited_for_in_sight(page, run, browser):
     window.goto(page.address)
     window.wait_for_function("() => document.getElementById('left').textContent === '30'")
     assert window.is_visible("#waiting")
-    assert window.is_hidden("#desk")  # there is nothing to decide about yet
+    # There is nothing to decide about yet.
+    assert window.is_hidden("#session")
     let_go("/example/")
     at(window, 0)
     assert window.is_hidden("#waiting")
-    assert window.is_visible("#desk")
+    assert window.is_visible("#session")
     window.keyboard.press("a")
     window.wait_for_function("() => document.getElementById('said').textContent === 'Saving …'")
     assert count(window, "done") == 0
@@ -398,23 +403,28 @@ def test_the_page_fits_the_window_and_can_be_used_without_a_mouse(page, visit, s
         assert box["x"] + box["width"] <= size["width"]
         assert box["y"] + box["height"] <= size["height"], name
     unnamed = """[...document.querySelectorAll("button, input, select")].filter((each) =>
-        !each.textContent.trim() && !each.labels?.length && !each.getAttribute("aria-label")).length"""
+        !each.textContent.trim() && !each.labels?.length
+        && !each.getAttribute("aria-label")).length"""
     assert window.evaluate(unnamed) == 0
     window.keyboard.press("?")
     assert window.locator("#help").is_visible()
-    window.keyboard.press("d")  # decides nothing behind the help
+    # Decides nothing behind the help.
+    window.keyboard.press("d")
     window.click("#help button")
     assert window.locator("#help").is_hidden()
     window.keyboard.press("Tab")
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert window.evaluate(outline) == "solid"
-    assert page.desk.changes(0)["version"] == 0
+    assert page.session.changes(0)["version"] == 0
 
 
 def test_the_name_of_a_neighbor_is_not_cut_by_its_similarity(page, visit):
     window = visit(page.address, size={"width": 1280, "height": 840})
     window.wait_for_selector("#neighbors .similarity")
-    renamed = "all => all.map(name => { name.textContent = 'eleven'; return name.scrollWidth <= name.clientWidth; })"
+    renamed = (
+        "all => all.map(name => { name.textContent = 'eleven';"
+        " return name.scrollWidth <= name.clientWidth; })"
+    )
     assert set(window.locator("#neighbors .name").evaluate_all(renamed)) == {True}
 
 
@@ -435,7 +445,8 @@ def test_a_label_among_many_is_found_by_typing(features, visit):
         window.keyboard.press("ArrowDown")
         window.keyboard.press("Enter")
         at(window, 2)
-        window.keyboard.press("1")  # the nearest neighbor's label that is not offered above
+        # The nearest neighbor's label that is not offered above.
+        window.keyboard.press("1")
         at(window, 3)
         window.keyboard.press("o")
         window.keyboard.type("nothing like it")
@@ -452,7 +463,7 @@ def test_a_label_among_many_is_found_by_typing(features, visit):
 def test_a_file_that_cannot_be_read_is_shown_as_such(photos, visit):
     with serving(photos) as page:
         window = visit(page.address)
-        names = page.desk.pictures.inputs.names
+        names = page.session.pictures.inputs.names
         broken = next(index for index, name in enumerate(names) if "broken" in name)
         for index in range(broken):
             at(window, index)
@@ -500,8 +511,10 @@ def test_names_that_were_made_to_do_harm_are_only_text(features, visit):
         for index, payload in enumerate(PAYLOADS):
             at(window, index)
             shown = window.evaluate(
-                "['given', 'suggested', 'path'].map((id) => document.getElementById(id).textContent)"
-                ".concat([...document.querySelectorAll('#details dd')].map((each) => each.textContent))"
+                """['given', 'suggested', 'path']
+                .map((id) => document.getElementById(id).textContent)
+                .concat([...document.querySelectorAll('#details dd')]
+                .map((each) => each.textContent))"""
             )
             assert shown[0] == shown[2] == shown[3] == payload
             assert shown[1] == PAYLOADS[(index + 1) % num]

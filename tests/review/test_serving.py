@@ -50,17 +50,15 @@ def test_a_killed_review_has_all_that_it_answered_and_goes_on(run, capsys, monke
     for index in range(20):
         assert decide(address, index) == 200
     assert cli.main(["review", str(run), "--no-browser"]) == 75
-    assert re.search(
-        rf"in use by process {process.pid} on .*; end it there, or wait for it",
-        capsys.readouterr().err,
-    )
+    assert f"in use by process {process.pid} on " in capsys.readouterr().err
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert tables.read(run / "corrections.csv").columns["index"] == [
         str(index) for index in range(20)
     ]
     with open(run / "corrections.csv", "ab") as file:
-        file.write(b"20,")  # what a crash of the machine may leave
+        # What a crash of the machine may leave.
+        file.write(b"20,")
 
     def work(address):
         assert decide(address, 20, "drop") == 200
@@ -82,9 +80,7 @@ def test_a_review_that_is_told_to_stop_says_so(run):
         signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with pytest.raises(
-        RuntimeError, match="stopped by SIGTERM; run the same command again"
-    ) as caught:
+    with pytest.raises(RuntimeError, match="SIGTERM") as caught:
         review_run(run, opened=stop)
     assert caught.value.code == 143
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
@@ -115,18 +111,18 @@ def test_each_start_has_a_token_of_its_own(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "part"),
     [
         (["review"], 2, "missing argument 'RUN'"),
         (["review", "EMPTY"], 2, "holds no run"),
         (["review", "RUN", "--port", "70000"], 2, "'--port'"),
         (["review", "RUN", "--limit", "0"], 2, "'--limit'"),
-        (["review", "BARE"], 65, "audit.csv is missing; audit the run first, with nearsay audit"),
+        (["review", "BARE"], 65, "audit.csv is missing"),
         (["review", "RUN", "--port", "TAKEN"], 73, "cannot be used"),
     ],
 )
 def test_what_cannot_be_reviewed_is_said_in_one_sentence(
-    run, page, tmp_path, capsys, words, code, told
+    run, page, tmp_path, capsys, words, code, part
 ):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare").mkdir()
@@ -139,7 +135,7 @@ def test_what_cannot_be_reviewed_is_said_in_one_sentence(
     }
     assert cli.main([str(places.get(word, word)) for word in words]) == code
     said = capsys.readouterr().err
-    assert told in said
+    assert part in said
     assert said.count("\n") == 1
 
 
@@ -148,7 +144,7 @@ def test_without_the_extra_the_message_says_what_to_install(run, capsys, monkeyp
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["review", str(run)]) == 2
-    assert 'pip install ".[review]" in the clone' in capsys.readouterr().err
+    assert 'pip install ".[review]"' in capsys.readouterr().err
 
 
 def test_what_a_full_disk_refuses_is_told_and_kept_out_of_the_file(page, run, monkeypatch):
@@ -161,34 +157,30 @@ def test_what_a_full_disk_refuses_is_told_and_kept_out_of_the_file(page, run, mo
     asked = {"key": "k", "index": 0, "decision": "keep", "seen": 0}
     answer = page.ask("POST", "decide", asked)
     assert answer.status == 507
-    assert (
-        "No space left on device; what was decided before is kept"
-        in json.loads(answer.content)["error"]
-    )
+    assert "No space left on device" in json.loads(answer.content)["error"]
     monkeypatch.setattr(os, "fsync", whole)
     assert page.ask("POST", "decide", asked).status == 200
     assert len(tables.read(run / "corrections.csv").lines) == 1
 
 
 def test_an_error_of_ours_is_one_line_and_the_page_goes_on(page, monkeypatch, capsys):
-    monkeypatch.setattr(page.desk, "state", lambda: 1 / 0)
+    monkeypatch.setattr(page.session, "state", lambda: 1 / 0)
     assert page.ask("GET", "state").status == 500
-    told, limit = "", time.monotonic() + 30
-    while (
-        "\n" not in told and time.monotonic() < limit
-    ):  # the server answers first and then says why
-        told += capsys.readouterr().err
+    text, limit = "", time.monotonic() + 30
+    # The server answers first and then says why.
+    while "\n" not in text and time.monotonic() < limit:
+        text += capsys.readouterr().err
         time.sleep(0.01)
-    assert told == "internal error: ZeroDivisionError: division by zero\n"
+    assert text == "internal error: ZeroDivisionError: division by zero\n"
     assert page.ask("GET", "changes/0").status == 200
 
 
 def test_pictures_are_found_by_number(page, photos):
-    assert page.ask("GET", "picture/large/3").content == page.desk.pictures.find(3).content
+    assert page.ask("GET", "picture/large/3").content == page.session.pictures.get(3).content
     assert page.ask("GET", "picture/small/3").headers["content-type"] == "image/png"
     assert json.loads(page.ask("GET", "example/3").content)["index"] == 3
     with serving(photos) as other:
-        names = other.desk.pictures.inputs.names
+        names = other.session.pictures.inputs.names
         broken = next(index for index, name in enumerate(names) if "broken" in name)
         answer = other.ask("GET", f"picture/large/{broken}")
         assert answer.status == 404
@@ -210,7 +202,7 @@ def test_no_file_of_the_page_reaches_outside_or_makes_markup_of_data():
 
 
 def test_the_wheel_holds_the_page(tmp_path):
-    from hatchling.builders.wheel import WheelBuilder  # noqa: PLC0415  # the tool that builds it, here alone
+    from hatchling.builders.wheel import WheelBuilder  # noqa: PLC0415
 
     (built,) = WheelBuilder(str(Path(__file__).parents[2])).build(
         directory=str(tmp_path), versions=["standard"]

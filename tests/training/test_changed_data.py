@@ -10,7 +10,7 @@ from nearsay.doors.audit import audit_run
 from nearsay.doors.clean import clean_run
 from nearsay.doors.label_tools import hand_over
 from nearsay.errors import RunError
-from nearsay.review.pictures import open_source
+from nearsay.review.examples import open_source
 from nearsay.training.evaluate import evaluate
 from nearsay.training.loop import train
 from nearsay.training.propagate import propagate
@@ -71,10 +71,7 @@ def test_other_pictures_are_not_shown_of_what_was_judged(photos, change):
     change(photos)
     found = open_source(photos / "run", 12)
     assert found.inputs is None
-    assert (
-        found.note
-        == "Files were renamed, moved or replaced since training, so no pictures are shown."
-    )
+    assert "renamed" in found.note
 
 
 def test_a_file_that_was_repaired_in_place_keeps_its_name(photos):
@@ -83,7 +80,7 @@ def test_a_file_that_was_repaired_in_place_keeps_its_name(photos):
     assert (found.absence, found.paths[0]) == ("", "cat/01.png")
     shown = open_source(photos / "run", 12)
     assert shown.inputs is not None
-    assert "a picture may be another than the one judged" in shown.note
+    assert "changed" in shown.note
 
 
 @pytest.mark.parametrize("make", [clean_run, propagate])

@@ -20,7 +20,7 @@ from nearsay.data.tables import Cell
 from nearsay.errors import BAD_DATA, ImageError, RunError, TableError, first_line
 from nearsay.experiment import Experiment
 from nearsay.label_issues import Audit, audit
-from nearsay.label_issues.decisions import read_corrections
+from nearsay.label_issues.corrections import read_corrections
 from nearsay.label_issues.duplicates import Thumbnails, shrink_each
 from nearsay.sealed import load_sealed
 from nearsay.training.checkpoints import COPY, open_run, write_whole

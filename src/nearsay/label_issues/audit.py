@@ -1,25 +1,32 @@
-"""Labels judged by all that is known of them: give what you have, get what can be said.
+"""The audit: from labels and what is known about them to scores, noise rate and suggestions.
 
-The score of a label is the mean of two numbers from 0 to 1, or the one of them that there is:
+The score of a label is the mean of two numbers from 0 to 1, or the one that is available:
 
-- what training showed: the mean of the label's mean probability and of the logistic of its mean margin, over training;
-- what the finished state shows: the mean margin, over the views that there are, between the label and the best other
-  class. The views are the probabilities, the vote of the k nearest, and label propagation. In the last two only those
-  labels count that a first round, with the vote of everybody, found trustworthy.
+- training: the mean of the label's mean probability and of the logistic of its mean margin;
+- views: the mean margin between the label and the best other class, over the views. The views are
+  the probabilities, the vote of the k nearest neighbors, and label propagation. In the last two
+  only those labels vote that a first round, in which all labels vote, found trustworthy.
 
-How likely a label is wrong follows from its score: the share of views that disagree with it, smoothed so that it falls
-with the score and bent so that its mean is the estimated noise rate. Where the mean margins over training fall into two
-heaps that are not the classes themselves, that rate is the mean of two sizes of the lower one: below the best cut,
-which misses the wrong labels that were learned, and as a bell curve beside another, which takes hard examples for wrong
-ones, but at least the former. Heaps count for nothing where neighbors accept half of the lower one, as they do where
-classes overlap or training was short. Otherwise it is the share that the views together reject, which is too low if
-they were learned from the labels; after a training, the share that neighbors reject while all of them vote if that is
-smaller, and the network alone rejects more, as one that has learned little rejects right labels too. These may as well
-be hard examples that are labeled right, so that the interval then begins at none; without dynamics it does so where the
-scores do not fall into two heaps, or where there are probabilities alone, as nothing then tells a wrong label from an
-error of the classifier, and it holds the share that confident learning finds as well, and the share rejected among the
-tenth that the views are surest of, as overlapping classes make them reject right labels elsewhere. Labels of which
-nothing is known are left out of the estimate, and the interval allows all or none of them to be wrong.
+The probability that a label is wrong follows from its score: the share of views that reject it,
+smoothed so that it falls with the score, and raised to a power so that its mean is the noise rate.
+
+The noise rate depends on what is known:
+
+- If the mean margins over training form two groups that are not the classes themselves, it is the
+  mean of two sizes of the lower group, but at least the first: the share below the best cut (which
+  misses wrong labels that were learned), and the share of the lower of two normal distributions
+  (which includes hard examples). The groups are ignored if neighbors accept half of the lower one,
+  as happens if classes overlap or training was short.
+- Otherwise it is the share that the views together reject. It is too low if the views learned the
+  labels. After a training, it is the share that neighbors reject while all labels vote, if that is
+  smaller and the network alone rejects more, because a network that has learned little rejects
+  right labels.
+
+The interval includes 0 if nothing distinguishes a wrong label from a hard example: after a training
+without two groups; and without dynamics, if the scores do not form two groups or if there are
+probabilities alone. Without dynamics it also includes the share of confident learning and the share
+rejected among the surest tenth, because overlapping classes make views reject right labels. Labels
+without a score are left out of the estimate, and the interval allows all or none to be wrong.
 """
 
 import math
@@ -30,36 +37,45 @@ import torch
 from torch import Tensor
 
 from nearsay.label_issues import noise_rate
-from nearsay.label_issues.duplicates import LEAST_SIDE, Thumbnails, same_pictures, shrink, usualness
+from nearsay.label_issues.duplicates import (
+    LEAST_SIDE,
+    Thumbnails,
+    same_pictures,
+    shrink,
+    typicality_score,
+)
 from nearsay.label_issues.inputs import Dynamics, Inputs, read_images, read_inputs
-from nearsay.label_issues.noise_rate import NoiseRate
+from nearsay.label_issues.noise_rate import NoiseRate, bimodal_threshold, own_and_best_other
 from nearsay.label_issues.result import Audit, Suggested
 from nearsay.label_issues.scores import (
     Evidence,
-    closeness,
-    connected,
-    fullness,
+    connected_components,
+    density_score,
     gather_evidence,
+    length_score,
     votes,
 )
-from nearsay.label_propagation import spread
+from nearsay.label_propagation import propagate_over_graph
 from nearsay.neighbors import Neighbors
 from nearsay.validation import check_whole
 
-_MOST = 1000  # neighbors; the command says so too
-_HELD = 2**22  # numbers that are judged at a time
-_SURE = 0.8  # probability of a label that the network has learned
-_CLEAR = 100.0  # a margin that leaves no doubt
-_LEAST = 0.1  # what a view says at least of all classes together, in equal shares, as none of them is that sure
+# Neighbors, at most; the command has the same limit.
+_MOST = 1000
+# Numbers in memory at a time.
+_CHUNK = 2**22
+# Probability of a label that the network has learned.
+_LEARNED = 0.8
+# A margin that leaves no doubt.
+_CLEAR = 100.0
+# The least belief in all classes together, in equal shares, since no view excludes a class.
+_LEAST = 0.1
 
 
-class _Beliefs(NamedTuple):
-    """What each view says of the true classes: (N, C) distributions by name, zeros where it says nothing."""
+class _Views(NamedTuple):
+    """What each view believes about the true classes."""
 
-    views: dict[str, Tensor]
-    margins: dict[
-        str, Tensor
-    ]  # (N,) of the given label over the best other, from 0 to 1; NaN where unknown
+    beliefs: dict[str, Tensor]  # (N, C) distributions; zeros where the view is silent
+    margins: dict[str, Tensor]  # (N,) margins of the given labels, from 0 to 1; NaN where unknown
 
 
 @torch.no_grad()
@@ -74,78 +90,87 @@ def audit(
     approximate: bool | None = None,
     images: Any = None,
 ) -> Audit:
-    """Say which labels to distrust; arrays may be of numpy or torch, lists, or columns and tables of pandas or polars.
+    """Find the labels that are probably wrong, from whatever is known about the examples.
+
+    Arrays may be of numpy or torch, lists, or columns and tables of pandas or polars. At least one
+    of probabilities, features and dynamics is needed; more of them give a better result.
+
+    >>> import nearsay
+    >>> features = [[1, 0], [1, 0.1], [1, 0.2], [1, 0.3], [0, 1], [0.1, 1], [0.2, 1], [0.3, 1]]
+    >>> labels = ["cat", "cat", "dog", "cat", "dog", "dog", "dog", "dog"]
+    >>> result = nearsay.audit(labels, features=features, k=3)
+    >>> result
+    <Audit of 8 labels in 2 classes: 1 seem wrong, noise rate 0.125 from 0.000 to 0.504>
+    >>> result.is_issue.nonzero().flatten().tolist()
+    [2]
+    >>> result.classes[result.suggested.labels[2]]
+    'cat'
 
     Args:
-        labels: (N,) class numbers, or names; −1, None, NaN, masked or an empty name for unlabeled.
-        probabilities: (N, C) distributions, best of a network that has not seen the example; the columns are the
-            classes in the order of `classes`, by default sorted; those of a table that are named as the classes may
-            stand in any order.
-        features: (N, D) numbers by which neighbors are found. Tensors on an accelerator are searched there.
-        dynamics: (N,) arrays `confidence` and `margin`, means over training of the probability of the given label and
-            of its logit less the largest other; `count`, if there, is 0 for an example that was not trained on.
-        classes: names of the classes, by default those that occur, sorted. Where they are numbers, so are the labels
-            that mean them, as with `classes_` of scikit-learn.
-        k: neighbors that are asked, at most 1000; everybody where there are fewer others.
-        approximate: whether to find neighbors by an index; by default from 200 000 rows on a CPU.
-        images: (N, 3, H, W) uint8, or thumbnails of them: near-duplicates are then seen in the pictures and not in the
-            features, which are needed all the same, and so is what is foreign.
+        labels: (N,) class numbers or names; −1, None, NaN, masked or an empty name for unlabeled.
+        probabilities: (N, C) distributions, best of a network that was not trained on the example.
+            Columns are in the order of `classes`. Columns of a table that are named after the
+            classes may be in any order.
+        features: (N, D) numbers in which similar examples are near. Tensors on an accelerator are
+            searched there.
+        dynamics: (N,) arrays `confidence` and `margin`: means over training of the probability of
+            the given label, and of its logit minus the largest other logit. An optional `count` is
+            0 for examples without training.
+        classes: names of the classes. The default is the labels that occur, sorted. If the names
+            are numbers, labels are these numbers, like `classes_` of scikit-learn.
+        k: number of neighbors, at most 1000.
+        approximate: whether to search with an index; by default from 200 000 rows on a CPU.
+        images: (N, 3, H, W) uint8, or thumbnails of them. Then near-duplicates are found in the
+            pictures instead of the features, and unusual pictures lower `ood_scores`.
+
+    Returns:
+        An `Audit`, with one score for each label.
 
     Raises:
-        ValueError: for arrays that cannot be meant; the message says which and what would work.
+        ValueError: if an array does not fit; the message names it.
     """
     if check_whole("k", k, 1) > _MOST:
-        raise ValueError(
-            f"k={k} must be {_MOST} at most: so many are no neighbors, and each pair of them takes time"
-        )
+        raise ValueError(f"k must be {_MOST} or less, got {k}.")
     inputs = read_inputs(labels, probabilities, features, dynamics, classes)
-    if (
-        len(inputs.classes) < 2 and inputs.dynamics is not None
-    ):  # there is no other, which low margins would tell of
-        known = inputs.dynamics.margin.isnan().logical_not()
-        inputs = inputs._replace(
-            dynamics=Dynamics(*(torch.where(known, each, torch.nan) for each in (1.0, _CLEAR)))
-        )
-    pictures = _pictures(images, len(inputs.labels))
-    evidence, exact = (
-        (None, None)
-        if inputs.features is None
-        else gather_evidence(inputs.features, k, approximate)
-    )
-    if evidence is not None and pictures is not None:
-        pairs = same_pictures(pictures)
-        evidence = evidence._replace(groups=connected(len(inputs.labels), *pairs.T))
-    in_training = None if inputs.dynamics is None else _in_training(inputs)
-    everybody = _beliefs(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool))
-    first = _combined(in_training, everybody, inputs.labels)
-    beliefs = everybody
+    inputs = _without_rivals(inputs)
+    pictures = _read_pictures(images, len(inputs.labels))
+    evidence, graph = None, None
+    if inputs.features is not None:
+        evidence, graph = gather_evidence(inputs.features, k, approximate)
+        if pictures is not None:
+            pairs = same_pictures(pictures)
+            groups = connected_components(len(inputs.labels), *pairs.T)
+            evidence = evidence._replace(groups=groups)
+    in_training = None if inputs.dynamics is None else _training_score(inputs)
+
+    # In the first round all labels vote, in the second those that the first one trusts.
+    views = first = _make_views(inputs, evidence, torch.ones_like(inputs.labels, dtype=torch.bool))
+    scores = _combine(in_training, first, inputs.labels)
+    rejects = None
     if evidence is not None:
-        is_trusted = _is_trusted(first, inputs.labels, everybody, in_training)
-        beliefs = _beliefs(inputs, evidence, is_trusted, exact)
-    scores = _combined(in_training, beliefs, inputs.labels)
-    is_judged = ~scores.isnan()
-    outvoted = None if evidence is None else _outvoted(everybody.views["neighbors"], inputs.labels)
-    end = _training_end(inputs, beliefs, outvoted)
-    rate = _noise_rate(inputs, scores, beliefs, outvoted, end)
-    doubts = _doubts(inputs, scores, beliefs, end, rate.estimate)
-    suggested = _suggested(inputs, beliefs, doubts, is_judged)
-    judged = inputs.labels.where(is_judged, -1)
-    matrix = (
-        noise_rate.noise_matrix(judged, suggested.labels, len(inputs.classes))
-        if beliefs.views
-        else None
-    )
-    parts = (
-        dict(beliefs.margins)
-        if in_training is None
-        else {**beliefs.margins, "training": in_training}
-    )
+        is_trusted = _is_trusted(scores, inputs.labels, first, in_training)
+        views = _make_views(inputs, evidence, is_trusted, graph)
+        scores = _combine(in_training, views, inputs.labels)
+        rejects = _rejects(first.beliefs["neighbors"], inputs.labels)
+
+    is_scored = ~scores.isnan()
+    threshold = _training_threshold(inputs, views, rejects)
+    rate = _estimate_rate(inputs, scores, views, rejects, threshold)
+    p_wrong = _wrong_probabilities(inputs, scores, views, threshold, rate.estimate)
+    suggested = _suggest(inputs, views, p_wrong, is_scored)
+    matrix = None
+    if views.beliefs:
+        scored = inputs.labels.where(is_scored, -1)
+        matrix = noise_rate.noise_matrix(scored, suggested.labels, len(inputs.classes))
+    parts = dict(views.margins)
+    if in_training is not None:
+        parts["training"] = in_training
     return Audit(
         given=inputs.labels,
         classes=inputs.classes,
         scores=scores.nan_to_num(0.5).where(inputs.labels >= 0, torch.nan),
         parts=parts,
-        right=1 - doubts,
+        right=1 - p_wrong,
         suggested=suggested,
         is_issue=(inputs.labels >= 0) & (suggested.labels != inputs.labels),
         evidence=evidence,
@@ -155,277 +180,308 @@ def audit(
     )
 
 
-def margin(beliefs: Tensor, labels: Tensor) -> Tensor:
-    """(N,) half of 1 + belief in the label − in the best other class; NaN where unlabeled or nothing is believed."""
-    own, other = noise_rate.own_and_other(beliefs, labels)
-    return (
-        ((1 + own - other.clamp(min=0)) / 2)
-        .where((labels >= 0) & (beliefs.sum(dim=1) > 0), torch.nan)
-        .clamp(0, 1)
-    )
+def belief_margin(beliefs: Tensor, labels: Tensor) -> Tensor:
+    """(N,) half of 1 + belief in the label − in the best other; NaN if unlabeled or silent."""
+    own, other = own_and_best_other(beliefs, labels)
+    margins = (1 + own - other.clamp(min=0)) / 2
+    is_known = (labels >= 0) & (beliefs.sum(dim=1) > 0)
+    return margins.where(is_known, torch.nan).clamp(0, 1)
 
 
-def _in_training(inputs: Inputs) -> Tensor:
+def _without_rivals(inputs: Inputs) -> Inputs:
+    """With a single class no label can be wrong, so low margins of a training mean nothing."""
+    if len(inputs.classes) > 1 or inputs.dynamics is None:
+        return inputs
+    is_known = ~inputs.dynamics.margin.isnan()
+    confidence = torch.where(is_known, 1.0, torch.nan)
+    margin = torch.where(is_known, _CLEAR, torch.nan)
+    return inputs._replace(dynamics=Dynamics(confidence, margin))
+
+
+def _training_score(inputs: Inputs) -> Tensor:
     """(N,) from 0 to 1; NaN where unlabeled or never trained on."""
     assert inputs.dynamics is not None
-    confidence, mean_margin = inputs.dynamics
-    return ((confidence + mean_margin.sigmoid()) / 2).where(inputs.labels >= 0, torch.nan)
+    confidence, margin = inputs.dynamics
+    return ((confidence + margin.sigmoid()) / 2).where(inputs.labels >= 0, torch.nan)
 
 
-def _beliefs(
+def _make_views(
     inputs: Inputs, evidence: Evidence | None, is_voter: Tensor, graph: Neighbors | None = None
-) -> _Beliefs:
-    """What each view believes where only voters tell; labels propagate over a graph, if there is one."""
-    views = (
-        {} if inputs.probabilities is None else {"probabilities": _telling(inputs.probabilities)}
-    )
+) -> _Views:
+    """The beliefs of all views. Labels propagate only over a graph, from the voters."""
+    beliefs = {}
+    if inputs.probabilities is not None:
+        beliefs["probabilities"] = _informative(inputs.probabilities)
     if evidence is not None:
         num_classes = len(inputs.classes)
-        views["neighbors"] = votes(evidence, inputs.labels, is_voter, num_classes)
+        beliefs["neighbors"] = votes(evidence, inputs.labels, is_voter, num_classes)
         trusted = inputs.labels.where(is_voter, -1)
         if graph is not None and (trusted >= 0).any():
-            scores = spread(graph, trusted, num_classes).cpu()
-            views["propagation"] = (
-                scores / scores.sum(dim=1, keepdim=True).clamp(min=1e-30)
-            ).float()
+            shares = propagate_over_graph(graph, trusted, num_classes).cpu()
+            total = shares.sum(dim=1, keepdim=True).clamp(min=1e-30)
+            beliefs["propagation"] = (shares / total).float()
         is_labeled = inputs.labels >= 0
-        if (
-            len(torch.unique(inputs.labels[is_labeled])) == is_labeled.sum()
-        ):  # no neighbor can have one's own
-            for name in views.keys() - {"probabilities"}:
-                views[name] = views[name].masked_fill(is_labeled[:, None], 0.0)
-    return _Beliefs(views, {name: margin(view, inputs.labels) for name, view in views.items()})
+        # If all labels differ, no neighbor can confirm a label, so their votes say nothing.
+        if len(torch.unique(inputs.labels[is_labeled])) == is_labeled.sum():
+            for name in beliefs.keys() - {"probabilities"}:
+                beliefs[name] = beliefs[name].masked_fill(is_labeled[:, None], 0.0)
+    margins = {}
+    for name, belief in beliefs.items():
+        margins[name] = belief_margin(belief, inputs.labels)
+    return _Views(beliefs, margins)
 
 
-def _telling(probabilities: Tensor) -> Tensor:
-    """(N, C) the probabilities, and zeros where all classes are equally likely, which says nothing."""
+def _informative(probabilities: Tensor) -> Tensor:
+    """(N, C) the probabilities; zeros where all classes are equally likely."""
     is_flat = probabilities.amax(dim=1) == probabilities.amin(dim=1)
-    is_telling = probabilities.shape[1] == 1 or not is_flat.any()
-    return probabilities if is_telling else probabilities.masked_fill(is_flat[:, None], 0.0)
+    if probabilities.shape[1] == 1 or not is_flat.any():
+        return probabilities
+    return probabilities.masked_fill(is_flat[:, None], 0.0)
 
 
-def _combined(in_training: Tensor | None, beliefs: _Beliefs, labels: Tensor) -> Tensor:
-    """(N,) scores: the mean of what training and what the views show; NaN where nothing is known or unlabeled."""
+def _combine(in_training: Tensor | None, views: _Views, labels: Tensor) -> Tensor:
+    """(N,) scores: the mean of the training score and of the views; NaN where both are unknown."""
     halves = [] if in_training is None else [in_training.float()]
-    if beliefs.margins:
-        halves.append(torch.stack(list(beliefs.margins.values())).float().nanmean(dim=0))
+    if views.margins:
+        halves.append(torch.stack(list(views.margins.values())).float().nanmean(dim=0))
     return torch.stack(halves).nanmean(dim=0).where(labels >= 0, torch.nan)
 
 
 def _is_trusted(
-    scores: Tensor, labels: Tensor, beliefs: _Beliefs, in_training: Tensor | None
+    scores: Tensor, labels: Tensor, views: _Views, in_training: Tensor | None
 ) -> Tensor:
-    """(N,) bool: the labels that vote. If the scores fall into two heaps, those of the upper one, else those above ½.
+    """(N,) bool: the labels that vote: the upper of two groups of scores, else those above ½.
 
-    Without training to tell of them, the lower heap must be of labels that most often lose in some view; or else they
-    are merely rare, and their class would be silenced.
+    Without a training, the lower group counts only if some view rejects most of its labels.
+    Otherwise its labels are just rare, and their class would lose all votes.
     """
-    threshold = noise_rate.split(scores, labels)
+    threshold = bimodal_threshold(scores, labels)
     if threshold is not None and in_training is None:
-        least = torch.stack(list(beliefs.margins.values())).nan_to_num(1.0).amin(dim=0)  # (N,)
-        threshold = threshold if least[scores <= threshold].median() < 0.5 else None
+        least = torch.stack(list(views.margins.values())).nan_to_num(1.0).amin(dim=0)  # (N,)
+        if not least[scores <= threshold].median() < 0.5:
+            threshold = None
     return scores > (0.5 if threshold is None else threshold)
 
 
-def _is_rejected(beliefs: _Beliefs, labels: Tensor) -> Tensor | None:
-    """(N,) bool: the views together believe in another class more; None without views."""
-    if not beliefs.views:
+def _sum_of(views: _Views) -> Tensor:
+    """(N, C) the beliefs of all views together."""
+    return sum(views.beliefs.values(), start=torch.zeros(()))
+
+
+def _is_rejected(views: _Views, labels: Tensor) -> Tensor | None:
+    """(N,) bool: the views together believe more in another class; None without views."""
+    if not views.beliefs:
         return None
-    own, other = noise_rate.own_and_other(
-        sum(beliefs.views.values(), start=torch.zeros(())), labels
-    )
+    own, other = own_and_best_other(_sum_of(views), labels)
     return other > own
 
 
-def _outvoted(view: Tensor, labels: Tensor) -> Tensor:
-    """(N,) float: 1 where a view rejects the label, 0 where it does not; NaN where it says nothing or unlabeled."""
-    own, other = noise_rate.own_and_other(view, labels)
-    return (other > own).float().where((labels >= 0) & (view.sum(dim=1) > 0), torch.nan)
+def _rejects(belief: Tensor, labels: Tensor) -> Tensor:
+    """(N,) 1.0 where a view rejects the label, else 0.0; NaN if it is silent or unlabeled."""
+    own, other = own_and_best_other(belief, labels)
+    is_known = (labels >= 0) & (belief.sum(dim=1) > 0)
+    return (other > own).float().where(is_known, torch.nan)
 
 
-def _training_end(inputs: Inputs, beliefs: _Beliefs, outvoted: Tensor | None) -> float | None:
-    """Where the margins over training of wrong labels end; None without them, or unless they fall into two heaps.
+def _training_threshold(inputs: Inputs, views: _Views, rejects: Tensor | None) -> float | None:
+    """Where the lower group of the margins over training ends; None without two groups.
 
-    The lower heap is none where neighbors, of whom all vote, accept half of it: where classes overlap, or training was
-    short, it is of right labels. What the network has become sure of does not count for it, as features are then of
-    labels that were learned by heart.
+    If neighbors accept half of the lower group, it consists of right labels: classes overlap, or
+    training was short. Labels that the network has learned count as rejected, because its features
+    are then features of the labels.
     """
     if inputs.dynamics is None:
         return None
     margins = inputs.dynamics.margin.where(inputs.labels >= 0, torch.nan)
-    end = noise_rate.split(margins, inputs.labels, _is_rejected(beliefs, inputs.labels))
-    if end is None or outvoted is None:
-        return end
+    threshold = bimodal_threshold(margins, inputs.labels, _is_rejected(views, inputs.labels))
+    if threshold is None or rejects is None:
+        return threshold
     if inputs.probabilities is not None:
-        own, _ = noise_rate.own_and_other(inputs.probabilities, inputs.labels)
-        outvoted = outvoted.where(own <= _SURE, 1.0)
-    return None if outvoted[margins <= end].nanmean() <= 0.5 else end
+        own, _ = own_and_best_other(inputs.probabilities, inputs.labels)
+        rejects = rejects.where(own <= _LEARNED, 1.0)
+    return None if rejects[margins <= threshold].nanmean() <= 0.5 else threshold
 
 
-def _noise_rate(
+def _estimate_rate(
     inputs: Inputs,
     scores: Tensor,
-    beliefs: _Beliefs,
-    outvoted: Tensor | None,
-    training_end: float | None,
+    views: _Views,
+    rejects: Tensor | None,
+    threshold: float | None,
 ) -> NoiseRate:
-    is_labeled, is_judged = inputs.labels >= 0, ~scores.isnan()
-    num = int(is_judged.sum())
+    num = int((~scores.isnan()).sum())
     if not num:
         return NoiseRate(math.nan, 0.0, 1.0)
-    found = _judged_rate(inputs, scores, beliefs, outvoted, training_end)
-    return noise_rate.widened(found, num / int(is_labeled.sum()))
+    rate = _rate_of_scored(inputs, scores, views, rejects, threshold)
+    return noise_rate.extend_to_all(rate, num / int((inputs.labels >= 0).sum()))
 
 
-def _judged_rate(
+def _rate_of_scored(
     inputs: Inputs,
     scores: Tensor,
-    beliefs: _Beliefs,
-    outvoted: Tensor | None,
-    training_end: float | None,
+    views: _Views,
+    rejects: Tensor | None,
+    threshold: float | None,
 ) -> NoiseRate:
-    """Of the labels that have a score, of which there is one at least."""
-    is_judged = ~scores.isnan()
-    num = int(is_judged.sum())
-    rejected = low = (scores < 0.5)[is_judged].double().mean().item()
-    confident, surest = [], []
-    if beliefs.views:
-        total = sum(beliefs.views.values(), start=torch.zeros(()))  # (N, C)
-        is_seen = is_judged & (total.sum(dim=1) > 0)
+    """The noise rate among the labels with a score; there must be at least one."""
+    is_scored = ~scores.isnan()
+    num = int(is_scored.sum())
+    rejected = low = (scores < 0.5)[is_scored].double().mean().item()
+    total = is_seen = None
+    if views.beliefs:
+        total = _sum_of(views)  # (N, C)
+        is_seen = is_scored & (total.sum(dim=1) > 0)
         if is_seen.any():
-            own, other = noise_rate.own_and_other(total, inputs.labels)
+            own, other = own_and_best_other(total, inputs.labels)
             rejected = (other > own)[is_seen].double().mean().item()
-            if inputs.dynamics is None:
-                confident.append(noise_rate.confident_share(total[is_seen], inputs.labels[is_seen]))
-                surest.append(noise_rate.surest_share(total[is_seen], inputs.labels[is_seen]))
     if inputs.dynamics is None:
-        others = [low, *confident]
-        if inputs.features is None or noise_rate.split(scores, inputs.labels) is None:
-            others.append(0.0)  # nothing tells wrong labels from hard examples labeled right
+        others = [low]
+        surest = []
+        if total is not None and is_seen is not None and is_seen.any():
+            beliefs, seen_labels = total[is_seen], inputs.labels[is_seen]
+            others.append(noise_rate.confident_share(beliefs, seen_labels))
+            surest.append(noise_rate.surest_share(beliefs, seen_labels))
+        if inputs.features is None or bimodal_threshold(scores, inputs.labels) is None:
+            # Nothing distinguishes wrong labels from hard examples.
+            others.append(0.0)
         else:
             others += surest
-        return noise_rate.pooled(rejected, others, num)
-    if training_end is None:
-        trained = scores.where(
-            ~inputs.dynamics.margin.isnan(), torch.nan
-        )  # of others the views alone make the score
-        end = noise_rate.split(trained, inputs.labels, _is_rejected(beliefs, inputs.labels))
-        others = [low, 0.0]  # as above
-        if end is not None:  # wrong labels may have been learned in training
-            others.append((trained <= end).sum().item() / int((~trained.isnan()).sum()))
-        found = noise_rate.pooled(rejected, others, num)
-        return (
-            found
-            if outvoted is None
-            else found._replace(estimate=_less_rejected(rejected, inputs, outvoted))
-        )
-    seen = inputs.dynamics.margin.where(is_judged, torch.nan)
-    below = (seen <= training_end).sum().item() / max(1, int((~seen.isnan()).sum()))
-    lower = noise_rate.mixture_share(seen)
-    return noise_rate.pooled((below + max(below, lower)) / 2, [below, lower, rejected, low], num)
+        return noise_rate.pooled_rate(rejected, others, num)
+    if threshold is None:
+        rate = _rate_of_one_group(inputs, scores, views, rejected, low)
+        if rejects is None:
+            return rate
+        return rate._replace(estimate=_least_rejected(rejected, inputs, rejects))
+    margins = inputs.dynamics.margin.where(is_scored, torch.nan)
+    below = (margins <= threshold).sum().item() / max(1, int((~margins.isnan()).sum()))
+    lower = noise_rate.mixture_share(margins)
+    estimate = (below + max(below, lower)) / 2
+    return noise_rate.pooled_rate(estimate, [below, lower, rejected, low], num)
 
 
-def _less_rejected(rejected: float, inputs: Inputs, outvoted: Tensor) -> float:
-    """The share that is outvoted, where the network alone rejects more: it has learned little then; else `rejected`."""
+def _rate_of_one_group(
+    inputs: Inputs, scores: Tensor, views: _Views, rejected: float, low: float
+) -> NoiseRate:
+    """The noise rate if the margins over training do not form two groups."""
+    assert inputs.dynamics is not None
+    # Without a training the score has fewer parts, which would look like a group of its own.
+    trained = scores.where(~inputs.dynamics.margin.isnan(), torch.nan)
+    end = bimodal_threshold(trained, inputs.labels, _is_rejected(views, inputs.labels))
+    others = [low, 0.0]
+    # Training may have learned the wrong labels, while the scores still show them.
+    if end is not None:
+        others.append((trained <= end).sum().item() / int((~trained.isnan()).sum()))
+    return noise_rate.pooled_rate(rejected, others, int((~scores.isnan()).sum()))
+
+
+def _least_rejected(rejected: float, inputs: Inputs, rejects: Tensor) -> float:
+    """The share that neighbors reject, if it is the smallest; else `rejected`.
+
+    A network that rejects more labels than neighbors do has learned too little.
+    """
     if inputs.probabilities is None:
         return rejected
-    by_network, by_neighbors = (
-        _outvoted(inputs.probabilities, inputs.labels).nanmean(),
-        outvoted.nanmean(),
-    )
-    return (
-        by_neighbors.item() if by_neighbors < rejected and by_neighbors < by_network else rejected
-    )
+    by_network = _rejects(inputs.probabilities, inputs.labels).nanmean()
+    by_neighbors = rejects.nanmean()
+    if by_neighbors < rejected and by_neighbors < by_network:
+        return by_neighbors.item()
+    return rejected
 
 
-def _doubts(
-    inputs: Inputs, scores: Tensor, beliefs: _Beliefs, end: float | None, rate: float
+def _wrong_probabilities(
+    inputs: Inputs, scores: Tensor, views: _Views, threshold: float | None, rate: float
 ) -> Tensor:
-    """(N,) float64 how likely each label is wrong: as any other where nothing is known; NaN where unlabeled."""
-    opinions = [_outvoted(view, inputs.labels) for view in beliefs.views.values()]
+    """(N,) float64: how likely each label is wrong; the noise rate without a score."""
+    opinions = [_rejects(belief, inputs.labels) for belief in views.beliefs.values()]
     if inputs.dynamics is not None:
-        seen = inputs.dynamics.margin
-        is_against = (seen <= (end if end is not None else 0.0)).float()
-        opinions.append(is_against.where(~seen.isnan(), torch.nan))
+        margins = inputs.dynamics.margin
+        is_against = (margins <= (0.0 if threshold is None else threshold)).float()
+        opinions.append(is_against.where(~margins.isnan(), torch.nan))
     disagreement = torch.stack(opinions).nanmean(dim=0).nan_to_num(0.5)
     usual = 0.5 if math.isnan(rate) else rate
-    doubts = noise_rate.bent(noise_rate.falling(scores, disagreement), usual)
-    return doubts.where(~scores.isnan() | (inputs.labels < 0), usual)
+    fitted = noise_rate.decreasing_fit(scores, disagreement)
+    p_wrong = noise_rate.raised_to_mean(fitted, usual)
+    return p_wrong.where(~scores.isnan() | (inputs.labels < 0), usual)
 
 
-def _together(views: list[Tensor]) -> Tensor:
-    """(N, C) float64 what the views say together, their geometric mean; all ones where they are silent.
+def _suggest(inputs: Inputs, views: _Views, p_wrong: Tensor, is_scored: Tensor) -> Suggested:
+    """The likeliest class of each example. A label without a score stays."""
+    likeliest = _likeliest_of_all(inputs, views, p_wrong)
+    is_free = is_scored | (inputs.labels < 0)
+    probabilities = likeliest.probabilities.where(is_free, (1 - p_wrong).float())
+    return Suggested(likeliest.labels.where(is_free, inputs.labels), probabilities)
 
-    They are no independent witnesses, as all go by one network: their product would be far too sure of itself.
+
+def _likeliest_of_all(inputs: Inputs, views: _Views, p_wrong: Tensor) -> Suggested:
+    labels = inputs.labels
+    if not views.beliefs:
+        # Training alone shows who is wrong, but not what is right.
+        is_kept = (labels >= 0) & (p_wrong <= 0.5)
+        probabilities = (1 - p_wrong).where(is_kept, torch.nan)
+        return Suggested(labels.where(is_kept, -1), probabilities.float())
+    chunks = []
+    for rows in torch.split(torch.arange(len(labels)), max(1, _CHUNK // len(inputs.classes))):
+        beliefs = [belief[rows] for belief in views.beliefs.values()]
+        chunks.append(_likeliest(beliefs, labels[rows], p_wrong[rows]))
+    return Suggested(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+
+
+def _likeliest(beliefs: list[Tensor], labels: Tensor, p_wrong: Tensor) -> Suggested:
+    """The label with its probability to be right, or another class with a share of the rest."""
+    belief = _geometric_mean(beliefs)  # (n, C)
+    own = labels.clamp(min=0)[:, None]
+    others = belief.scatter(1, own, 0.0)
+    others = others / others.sum(dim=1, keepdim=True).clamp(min=1e-30)
+    # The label has 1 − p_wrong, the other classes share p_wrong in proportion to the belief.
+    labeled = (others * p_wrong[:, None]).scatter(1, own, (1 - p_wrong)[:, None])
+    unlabeled = belief / belief.sum(dim=1, keepdim=True)
+    most, best = labeled.where((labels >= 0)[:, None], unlabeled).max(dim=1)
+    # If another class is equally likely, the label stays.
+    best = labels.where((labels >= 0) & (most == 1 - p_wrong), best)
+    # Without any view there is no reason to suggest another class.
+    is_silent = torch.stack([view.sum(dim=1) == 0 for view in beliefs]).all(dim=0)
+    best = best.where(~(is_silent & (best != labels)), -1)
+    return Suggested(best, most.where(best >= 0, torch.nan).float())
+
+
+def _geometric_mean(beliefs: list[Tensor]) -> Tensor:
+    """(N, C) float64 geometric mean of the views that are not silent; ones if all are silent.
+
+    The views are not independent, as all use one network, so their product would be far too sure.
     """
-    least = _LEAST / views[0].shape[1]
+    least = _LEAST / beliefs[0].shape[1]
     total, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for view in views:
-        speaks = view.sum(dim=1, keepdim=True) > 0
-        total = total + view.double().clamp(min=least).log().where(speaks, 0.0)
+    for belief in beliefs:
+        speaks = belief.sum(dim=1, keepdim=True) > 0  # (N, 1)
+        total = total + belief.double().clamp(min=least).log().where(speaks, 0.0)
         count = count + speaks
     return (total / count.clamp(min=1)).exp()
 
 
-def _suggested(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor, is_judged: Tensor) -> Suggested:
-    """The likeliest class of each example: its label as far as that is right, else what the views say together.
-
-    A label of which nothing is known stays.
-    """
-    found = _likeliest_of_all(inputs, beliefs, doubts)
-    is_free = is_judged | (inputs.labels < 0)
-    sure = found.probabilities.where(is_free, (1 - doubts).float())
-    return Suggested(found.labels.where(is_free, inputs.labels), sure)
-
-
-def _likeliest_of_all(inputs: Inputs, beliefs: _Beliefs, doubts: Tensor) -> Suggested:
-    labels = inputs.labels
-    if not beliefs.views:  # it is known who is wrong, but not what is right
-        is_kept = (labels >= 0) & (doubts <= 0.5)
-        sure = (1 - doubts).where(is_kept, torch.nan)
-        return Suggested(labels.where(is_kept, -1), sure.float())
-    found = []
-    for rows in torch.split(torch.arange(len(labels)), max(1, _HELD // len(inputs.classes))):
-        views = [view[rows] for view in beliefs.views.values()]
-        found.append(_likeliest(views, labels[rows], doubts[rows]))
-    return Suggested(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-
-
-def _likeliest(views: list[Tensor], labels: Tensor, doubts: Tensor) -> Suggested:
-    belief = _together(views)
-    own = labels.clamp(min=0)[:, None]
-    others = belief.scatter(1, own, 0.0)
-    others = others / others.sum(dim=1, keepdim=True).clamp(min=1e-30)
-    judged = (others * doubts[:, None]).scatter(1, own, (1 - doubts)[:, None])
-    free = belief / belief.sum(dim=1, keepdim=True)
-    sure, best = judged.where((labels >= 0)[:, None], free).max(dim=1)
-    best = labels.where((labels >= 0) & (sure == 1 - doubts), best)  # of equals the label stays
-    is_silent = torch.stack([view.sum(dim=1) == 0 for view in views]).all(dim=0)
-    best = best.where(~(is_silent & (best != labels)), -1)
-    return Suggested(best, sure.where(best >= 0, torch.nan).float())
-
-
-def _pictures(images: Any, num: int) -> Thumbnails | None:
-    """None also for pictures that are too small to be told apart."""
+def _read_pictures(images: Any, num: int) -> Thumbnails | None:
+    """Thumbnails of the images; None also if they are too small to be compared."""
     if images is None:
         return None
     pictures = images if isinstance(images, Thumbnails) else shrink(read_images(images))
     if len(pictures.gray) != num:
-        raise ValueError(f"{num} labels but {len(pictures.gray)} images; there must be as many")
+        raise ValueError(
+            f"images must have one row for each of the {num} labels, got {len(pictures.gray)}."
+        )
     return pictures if pictures.gray.shape[1] >= LEAST_SIDE else None
 
 
 def _ood_scores(
     inputs: Inputs, evidence: Evidence | None, pictures: Thumbnails | None
 ) -> Tensor | None:
-    """(N,) from 0 to 1, low for what is like nothing else; without features and pictures the largest probability.
+    """(N,) from 0 to 1, low if out of distribution: the product of the available signs.
 
-    Far from all neighbors, with features shorter than usual (networks say little about what they do not know), or a
-    picture with unusual statistics: the product of what is known, each 1 for what is as usual as most.
+    The signs are a picture with unusual statistics, far neighbors, and short features, as a network
+    responds weakly to what it does not know. Each is 1 for at least half of the examples. Without
+    features and pictures the score is the largest probability.
     """
-    signs = [] if pictures is None else [usualness(pictures)]
+    signs = [] if pictures is None else [typicality_score(pictures)]
     if evidence is not None:
-        signs += [closeness(evidence).float(), fullness(evidence)]
+        signs += [density_score(evidence).float(), length_score(evidence)]
     if signs:
         return torch.stack(signs).prod(dim=0)
     return None if inputs.probabilities is None else inputs.probabilities.amax(dim=1).clamp(max=1)

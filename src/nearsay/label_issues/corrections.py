@@ -1,7 +1,9 @@
-"""The file of decisions, `corrections.csv`: rows are only added, and each is on the disk before anybody hears of it.
+"""Decisions that people made about labels: `corrections.csv` and tables like it.
 
-A row is an example's number, a label (empty for none) and a decision. The last row of an example counts; one that says
-skip changes nothing, and one that says undo takes back all that stands above it.
+A row holds the number of an example, a label (empty for none) and a decision. The last row of an
+example counts. "skip" changes nothing, and "undo" cancels all rows of the example above it.
+`read_corrections` reads a table once. `Corrections` also adds rows, and each row is on the disk
+before the caller continues.
 """
 
 import csv
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nearsay.batch import Labels
 from nearsay.data import tables
@@ -20,57 +23,83 @@ from nearsay.errors import BAD_DATA, IO_FAILED, ChangedFile, RunError, TableErro
 from nearsay.training.checkpoints import flush_folder
 
 COUNTING = ("accept", "keep", "other", "drop")
-DECISIONS = (
-    *COUNTING,
-    "skip",
-    "undo",
-)  # no word begins another, so that half a word is never taken for a whole one
+# No word begins another, so half a word is never read as a whole one.
+DECISIONS = (*COUNTING, "skip", "undo")
 HEADER = ("index", "label", "decision")
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the file."""
+    """One row of a table of corrections."""
 
     index: int
-    label: int  # number of the class, −1 for none
+    label: int  # class number, −1 for none
     decision: str
 
 
+def read_corrections(folder: Path, path: Path | None, labels: Labels) -> dict[int, int]:
+    """The corrected label of each example that has one, −1 for "no label".
+
+    `path` is any table with the columns index and label; a column decision is optional. The default
+    is `corrections.csv` in the folder of the run, which does not have to exist.
+    """
+    if path is None:
+        path = folder / "corrections.csv"
+        if not os.path.lexists(path):
+            return {}
+        _check_is_file(path)
+        # A review that was killed before its first decision leaves an empty file.
+        if not path.stat().st_size:
+            return {}
+    table = tables.read(path, columns=HEADER)
+    corrected: dict[int, int] = {}
+    for entry in _parse(table, _Known.of(labels), required=("index", "label")):
+        if entry.decision == "undo":
+            corrected.pop(entry.index, None)
+        elif entry.decision != "skip":
+            corrected[entry.index] = entry.label
+    return corrected
+
+
 class Corrections:
-    """The decisions of a run, in the order in which they were made; one process at a time may hold them."""
+    """A `corrections.csv` that grows row by row. Only one process may hold it at a time."""
 
     def __init__(self, path: Path, labels: Labels) -> None:
         self.path = path
-        self.classes, self.given = labels.classes, labels.given.tolist()
-        self.torn = ""  # half a row that a crash had left, now removed
+        self.classes = labels.classes
+        self._known = _Known.of(labels)
+        self.torn = ""  # the incomplete last row of a crashed process, now removed
         self._lock = threading.Lock()
         self._header: tuple[str, ...] = HEADER
-        self._stamp = (0, 0)  # which file it is, and where it ends; zeros if there is none
+        # Inode and size of the file as we know it; zeros if there is no file.
+        self._stamp = (0, 0)
         self.entries: list[Entry] = self._read() if os.path.lexists(path) else []
 
     def append(self, *entries: Entry) -> None:
-        """More rows, on the disk when this returns; RunError or ChangedFile if they are not, and then none was."""
-        rows = b"".join(map(self._written, entries))
+        """Add rows. When this returns, they are on the disk.
+
+        If it raises RunError or ChangedFile, no row was added.
+        """
+        rows = b"".join(map(self._encode, entries))
         with self._lock:
             if self._stamp != _stamp(self.path):
                 raise ChangedFile(
-                    f"{self.path} was changed by something else since the review began; end the review and start it "
-                    "again to go on with what is there now"
+                    f"{self.path} was changed by another program during the review. "
+                    "End the review and start it again to continue from the new file."
                 )
-            self._write(rows if self._stamp[1] else _row(self._header) + rows)
+            if not self._stamp[1]:
+                rows = _row(self._header) + rows
+            self._write(rows)
             self.entries.extend(entries)
 
-    def _written(self, entry: Entry) -> bytes:
-        cells = {
-            "index": str(entry.index),
-            "label": self.classes[entry.label] if entry.label >= 0 else "",
-            "decision": entry.decision,
-        }
+    def _encode(self, entry: Entry) -> bytes:
+        label = self.classes[entry.label] if entry.label >= 0 else ""
+        cells = {"index": str(entry.index), "label": label, "decision": entry.decision}
         return _row([cells.get(name, "") for name in self._header])
 
     def _write(self, content: bytes) -> None:
-        """All of it at the end of the file, or nothing."""
+        """Write all of the content at the end of the file, or nothing."""
         end = self._stamp[1]
         try:
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -81,85 +110,57 @@ class Corrections:
             except OSError:
                 with suppress(OSError):
                     os.ftruncate(file, end)
-                    self._stamp = (os.fstat(file).st_ino, end)  # the file may be new
+                    # The file may be new, so its inode is read again.
+                    self._stamp = (os.fstat(file).st_ino, end)
                 raise
             finally:
                 os.close(file)
+            # The name of a new file is an entry of its folder, which needs its own flush.
             if not end:
                 flush_folder(self.path.parent)
         except OSError as error:
-            told = f"cannot write {self.path}: {error.strerror}; what was decided before is kept"
-            raise RunError(told, IO_FAILED) from error
+            raise RunError(
+                f"cannot write {self.path}: {error.strerror}. All earlier decisions are kept.",
+                IO_FAILED,
+            ) from error
         self._stamp = _stamp(self.path)
 
     def _read(self) -> list[Entry]:
-        if not self.path.is_file():
-            raise RunError(f"{self.path} is no regular file; move it away", BAD_DATA)
+        _check_is_file(self.path)
         end, tail = self._heal()
         try:
-            return self._parse()
-        except (RunError, TableError):
+            self._stamp = _stamp(self.path)
+            if not self._stamp[1]:
+                return []
+            table = tables.read(self.path)
+            self._header = table.header
+            return _parse(table, self._known, required=HEADER)
+        except TableError:
+            # A file that we refuse stays as it was.
             if self.path.stat().st_size != end + len(tail):
-                self._mend(tail, end)  # what is refused is left as it was
+                self._replace_end(tail, end)
             raise
 
-    def _parse(self) -> list[Entry]:
-        self._stamp = _stamp(self.path)
-        if not self._stamp[1]:
-            return []
-        table = tables.read(self.path)
-        self._header = table.header
-        if missing := [name for name in HEADER if name not in table.header]:
-            told = f"{self.path} has no column {missing[0]!r}; its first line must be like {','.join(HEADER)}"
-            raise RunError(told, BAD_DATA)
-        problems = tables.Problems(self.path)
-        entries = []
-        for line, *cells in zip(
-            table.lines, *(table.columns[name] for name in HEADER), strict=True
-        ):
-            try:
-                entries.append(self._entry(*cells))
-            except ValueError as error:
-                problems.add(line, str(error))
-        problems.raise_any()
-        return entries
-
-    def _entry(self, index: str | None, label: str | None, decision: str | None) -> Entry:
-        """A row as a value; ValueError says what is wrong with it. A row without a decision was written by hand."""
-        if index is None or not re.fullmatch("[0-9]{1,18}", index) or int(index) >= len(self.given):
-            told = None if index is None else index[:40]
-            raise ValueError(f"index {told!r} is none of the {len(self.given)} examples")
-        if label is not None and label not in self.classes:
-            raise ValueError(
-                f"label {label!r} is no class of the run; leave it empty to drop the label"
-            )
-        number = -1 if label is None else self.classes.index(label)
-        if decision not in DECISIONS:
-            decision = (
-                "keep" if number == self.given[int(index)] else "drop" if number < 0 else "other"
-            )
-        return Entry(int(index), number, decision)
-
     def _heal(self) -> tuple[int, bytes]:
-        """End the file with a whole row: complete the last line if only its end is missing, else cut it off.
+        """Make the file end with a whole row, as a crash may leave half of one.
 
-        Returns where the last row that had an end ended, and what was behind it.
+        If only the line break is missing, add it; otherwise remove the last line. Returns where the
+        last row with a line break ended, and the bytes after it.
         """
         content = self.path.read_bytes()
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise RunError(
-                f"{self.path} is UTF-16, to which no row can be added; save it as UTF-8", BAD_DATA
-            )
-        whole = _whole(content)
-        tail = content[whole:]
+            raise RunError(f"{self.path} must be UTF-8, got UTF-16. Save it as UTF-8.", BAD_DATA)
+        end = _end_of_whole_rows(content)
+        tail = content[end:]
+        # With more line breaks than a class name can hold, the tail is no row that we wrote.
         if not tail or tail.count(b"\n") > max(name.count("\n") for name in self.classes):
-            return whole, tail  # what else is wrong with it is told by who reads it
-        if self._is_row(tail, is_first=not whole):
-            self._mend(b"\n", len(content))
-        elif whole or _row(HEADER).startswith(tail):
+            return end, tail
+        if self._is_row(tail, is_first=not end):
+            self._replace_end(b"\n", len(content))
+        elif end or _row(HEADER).startswith(tail):
             self.torn = tail.decode(errors="replace")
-            self._mend(b"", whole)
-        return whole, tail
+            self._replace_end(b"", end)
+        return end, tail
 
     def _is_row(self, tail: bytes, *, is_first: bool) -> bool:
         try:
@@ -168,18 +169,75 @@ class Corrections:
                 return set(HEADER) <= set(cells)
             header = next(csv.reader(self.path.read_text("utf-8-sig").splitlines()[:1]))
             cell = dict(zip(header, cells, strict=True))
-            self._entry(cell["index"], cell["label"] or None, None)
+            _entry(cell["index"], cell["label"] or None, None, self._known)
             return cell["decision"] in DECISIONS
         except (ValueError, KeyError, csv.Error):
             return False
 
-    def _mend(self, content: bytes, end: int) -> None:
+    def _replace_end(self, content: bytes, start: int) -> None:
         with open(self.path, "r+b") as file:
-            file.truncate(end)
-            file.seek(end)
+            file.truncate(start)
+            file.seek(start)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _check_is_file(path: Path) -> None:
+    if not path.is_file():
+        raise TableError(f"{path} must be a regular file. Move it away.")
+
+
+class _Known(NamedTuple):
+    """The values that rows are checked against, as plain Python values for speed."""
+
+    numbers: dict[str | None, int]  # of the classes by name; −1 for None
+    given: list[int]  # (N,)
+
+    @classmethod
+    def of(cls, labels: Labels) -> "_Known":
+        numbers: dict[str | None, int] = {
+            name: number for number, name in enumerate(labels.classes)
+        }
+        return cls({**numbers, None: -1}, labels.given.tolist())
+
+
+def _parse(table: tables.Table, known: _Known, *, required: Sequence[str]) -> list[Entry]:
+    """All rows of the table; TableError lists those that are wrong."""
+    problems = tables.Problems(table.path)
+    for name in required:
+        if name not in table.columns:
+            problems.add(1, f"there is no column {name!r}; write {','.join(required)} in line 1")
+            problems.raise_any()
+    decisions = table.columns.get("decision", [None] * len(table.lines))
+    rows = zip(table.lines, table.columns["index"], table.columns["label"], decisions, strict=True)
+    entries = []
+    for line, index, label, decision in rows:
+        try:
+            entries.append(_entry(index, label, decision, known))
+        except ValueError as error:
+            problems.add(line, str(error))
+    problems.raise_any()
+    return entries
+
+
+def _entry(index: str | None, label: str | None, decision: str | None, known: _Known) -> Entry:
+    """A row as a value. A row without a known decision was written by hand."""
+    num_examples = len(known.given)
+    if index is None or not _NUMBER.fullmatch(index) or int(index) >= num_examples:
+        shown = None if index is None else index[:40]
+        raise ValueError(f"index must be a number below {num_examples}, got {shown!r}")
+    if label not in known.numbers:
+        raise ValueError(
+            f"label must be a class of the run, got {label!r}; leave it empty to drop the label"
+        )
+    number = known.numbers[label]
+    if decision not in DECISIONS:
+        if number == known.given[int(index)]:
+            decision = "keep"
+        else:
+            decision = "drop" if number < 0 else "other"
+    return Entry(int(index), number, decision)
 
 
 def _row(cells: Sequence[str]) -> bytes:
@@ -188,8 +246,8 @@ def _row(cells: Sequence[str]) -> bytes:
     return text.getvalue().encode()
 
 
-def _whole(content: bytes) -> int:
-    """Where the last row that has an end ends; a line break between quotes is none."""
+def _end_of_whole_rows(content: bytes) -> int:
+    """Where the last complete row ends; a line break between quotes ends no row."""
     place = end = 0
     is_quoted = False
     for line in content.splitlines(keepends=True):
@@ -202,7 +260,7 @@ def _whole(content: bytes) -> int:
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return 0, 0
-    return found.st_ino, found.st_size
+    return status.st_ino, status.st_size

@@ -1,4 +1,4 @@
-"""What an audit found, for reading, for review and for tables."""
+"""The result of an audit: its fields, its order, its tables."""
 
 import json
 from collections.abc import Sequence
@@ -12,18 +12,30 @@ from nearsay.data.tables import Cell
 from nearsay.label_issues.noise_rate import NoiseRate
 from nearsay.label_issues.scores import Evidence
 
-_DIGITS = 6  # of numbers in tables
+# Digits of numbers in tables.
+_DIGITS = 6
 
 
 class Suggested(NamedTuple):
-    """The likeliest class of every example."""
+    """The likeliest class of every example.
 
-    labels: Tensor  # (N,) int64; −1 where there is nothing to suggest
-    probabilities: Tensor  # (N,) NaN where there is nothing to suggest
+    Attributes:
+        labels: (N,) int64 class numbers; −1 without a suggestion.
+        probabilities: (N,) of these classes; NaN without a suggestion.
+    """
+
+    labels: Tensor
+    probabilities: Tensor
 
 
 class Confused(NamedTuple):
-    """So many examples labeled `given` seem to be `suggested`."""
+    """A pair of classes that are confused.
+
+    Attributes:
+        given: name of the given label.
+        suggested: name of the suggested label.
+        num_examples: number of label issues with this pair.
+    """
 
     given: str
     suggested: str
@@ -32,132 +44,153 @@ class Confused(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Audit:
-    """Labels, judged; made by `audit`. All tensors are on the CPU, in the order of the labels."""
+    """The result of `audit`. All tensors are on the CPU, in the order of the labels.
 
-    given: Tensor  # (N,) int64; −1 where unlabeled
+    >>> import nearsay
+    >>> result = nearsay.audit([0, 1, 1], probabilities=[[0.9, 0.1], [0.2, 0.8], [0.9, 0.1]])
+    >>> result.order().tolist()  # the most suspicious label first
+    [2, 1, 0]
+    >>> result.to_columns()["predicted_label"]
+    ['0', '1', '0']
+
+    Attributes:
+        given: (N,) int64 class numbers of the given labels; −1 where unlabeled.
+        classes: names of the C classes.
+        scores: (N,) from 0 to 1, low where suspicious; ½ where nothing is known, NaN where
+            unlabeled.
+        parts: (N,) scores by source ("training", "probabilities", "neighbors", "propagation"), from
+            0 to 1; NaN where the source knows nothing.
+        right: (N,) probability that the label is right; NaN where unlabeled.
+        suggested: the likeliest class of each example, with its probability.
+        is_issue: (N,) bool: another class is likelier than the given label.
+        evidence: neighbors and near-duplicates; None without features.
+        ood_scores: (N,) from 0 to 1, low if the example is unlike all others; None if unknown.
+        noise_rate: estimated share of wrong labels, with a 95 % interval.
+        noise_matrix: (C, C) shares of given labels (columns) by suggested class (rows); None if
+            unknown.
+    """
+
+    given: Tensor
     classes: tuple[str, ...]
-    scores: Tensor  # (N,) from 0 to 1, low where suspicious; ½ where nothing is known, NaN where unlabeled
-    parts: dict[
-        str, Tensor
-    ]  # (N,) each, what the scores are made of: from 0 to 1, NaN where unknown
-    right: Tensor  # (N,) how likely the label is right; NaN where unlabeled
+    scores: Tensor
+    parts: dict[str, Tensor]
+    right: Tensor
     suggested: Suggested
-    is_issue: Tensor  # (N,) bool: another label is likelier than the given one
-    evidence: Evidence | None  # neighbors and near-duplicates; None without features
-    ood_scores: (
-        Tensor | None
-    )  # (N,) from 0 to 1, low for what is like nothing else; None if unknown
+    is_issue: Tensor
+    evidence: Evidence | None
+    ood_scores: Tensor | None
     noise_rate: NoiseRate
-    noise_matrix: (
-        Tensor | None
-    )  # (C, C) rows: what examples seem to be, columns: their labels; None if unknown
+    noise_matrix: Tensor | None
 
     def __repr__(self) -> str:
-        """How much was found; the tensors would fill the screen."""
-        rate = f"{self.noise_rate.estimate:.3f} from {self.noise_rate.low:.3f} to {self.noise_rate.high:.3f}"
-        num, issues = int((self.given >= 0).sum()), int(self.is_issue.sum())
+        estimate, low, high = self.noise_rate
+        num, num_issues = int((self.given >= 0).sum()), int(self.is_issue.sum())
         classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
-        return f"<Audit of {num} labels in {classes}: {issues} seem wrong, noise rate {rate}>"
+        rate = f"noise rate {estimate:.3f} from {low:.3f} to {high:.3f}"
+        return f"<Audit of {num} labels in {classes}: {num_issues} seem wrong, {rate}>"
 
     @property
     def neighbors(self) -> Evidence | None:
-        """The nearest examples of each, as evidence."""
+        """The nearest examples of each example; None without features."""
         return self.evidence
 
     @property
     def duplicate_groups(self) -> Tensor | None:
-        """(N,) the number of each example's group of near-duplicates, −1 without one; None without features."""
+        """(N,) number of the group of near-duplicates, −1 without one; None without features."""
         return None if self.evidence is None else self.evidence.groups
 
     @property
     def neighbor_recall(self) -> float | None:
-        """The share of the true neighbors that an approximate search found; None where the search was exact."""
+        """Share of the true neighbors that an approximate search found; None if it was exact."""
         return None if self.evidence is None else self.evidence.recall
 
     def order(self) -> Tensor:
-        """(n,) positions of the labeled examples, the most suspicious first; of equals the first comes first."""
+        """(n,) positions of the labeled examples, the most suspicious first."""
         labeled = (self.given >= 0).nonzero()[:, 0]
         return labeled[self.scores[labeled].argsort(stable=True)]
 
     def review_for(self, recall: float) -> int:
-        """How many labels, the most suspicious first, hold about that share of all wrong ones."""
+        """How many labels to review, in `order`, to see this share of the wrong ones."""
         if isinstance(recall, bool) or not isinstance(recall, int | float) or not 0 < recall <= 1:
-            raise ValueError(f"recall={recall!r} must be a share above 0 and up to 1, such as 0.9")
-        found = (1 - self.right[self.order()]).cumsum(dim=0)
-        if not len(found) or found[-1] <= 0:
+            raise ValueError(f"recall must be above 0 and at most 1, got {recall!r}.")
+        # The expected number of wrong labels among the first 1, 2, 3, ...
+        num_wrong = (1 - self.right[self.order()]).cumsum(dim=0)
+        if not len(num_wrong) or num_wrong[-1] <= 0:
             return 0
-        return int(torch.searchsorted(found, (recall - 1e-9) * found[-1])) + 1
+        return int(torch.searchsorted(num_wrong, (recall - 1e-9) * num_wrong[-1])) + 1
 
     def confused(self, most: int = 10) -> list[Confused]:
         """The pairs of given and suggested labels that occur most often among the issues."""
         num_classes = len(self.classes)
         chosen = self.is_issue & (self.suggested.labels >= 0)
+        # One number per pair, so that equal pairs can be counted.
         cells = self.given[chosen] * num_classes + self.suggested.labels[chosen]
-        found, counts = torch.unique(cells, return_counts=True)
+        pairs, counts = torch.unique(cells, return_counts=True)
         order = counts.argsort(descending=True, stable=True)[:most]
-        return [
-            Confused(self.classes[cell // num_classes], self.classes[cell % num_classes], num)
-            for cell, num in zip(found[order].tolist(), counts[order].tolist(), strict=True)
-        ]
+        confused = []
+        for pair, num in zip(pairs[order].tolist(), counts[order].tolist(), strict=True):
+            given, suggested = divmod(pair, num_classes)
+            confused.append(Confused(self.classes[given], self.classes[suggested], num))
+        return confused
 
     def to_columns(
         self, indices: Sequence[int] | None = None, *, with_neighbors: bool = True
     ) -> dict[str, list[Cell]]:
-        """Columns for `nearsay.data.tables`, a row for each example; `indices` are its numbers, by default its positions.
+        """A table with one row per example, as columns.
 
-        Nearly all of the time goes into the column of neighbors, which may be left out.
+        Args:
+            indices: numbers of the examples; the default is their positions.
+            with_neighbors: whether to add the column of neighbors, which takes most of the time.
         """
-        names = list(range(len(self.given))) if indices is None else list(indices)
-        nothing: list[Cell] = [None] * len(names)
-        is_labeled = self.given >= 0
-        near = {}
-        if with_neighbors:
-            near["neighbors"] = (
-                nothing if self.evidence is None else self._neighbors(self.evidence, names)
-            )
-        return {
-            "index": list(names),
-            "given_label": self._named(self.given),
-            "predicted_label": self._named(self.suggested.labels),
+        numbers = list(range(len(self.given))) if indices is None else list(indices)
+        empty: list[Cell] = [None] * len(numbers)
+        columns: dict[str, list[Cell]] = {
+            "index": list(numbers),
+            "given_label": self._names(self.given),
+            "predicted_label": self._names(self.suggested.labels),
             "predicted_probability": _rounded(self.suggested.probabilities),
             "label_score": _rounded(self.scores),
             "is_label_issue": list(self.is_issue.tolist()),
-            **near,
-            "duplicate_group": nothing
-            if self.evidence is None
-            else _numbered(self.evidence.groups),
-            "ood_score": nothing if self.ood_scores is None else _rounded(self.ood_scores),
-            "status": ["ok" if each else "unlabeled" for each in is_labeled.tolist()],
         }
+        if with_neighbors:
+            columns["neighbors"] = empty
+            if self.evidence is not None:
+                columns["neighbors"] = self._neighbors(self.evidence, numbers)
+        columns["duplicate_group"] = empty
+        if self.evidence is not None:
+            groups = self.evidence.groups.tolist()
+            columns["duplicate_group"] = [group if group >= 0 else None for group in groups]
+        columns["ood_score"] = empty if self.ood_scores is None else _rounded(self.ood_scores)
+        columns["status"] = ["ok" if label >= 0 else "unlabeled" for label in self.given.tolist()]
+        return columns
 
     def to_frame(self) -> Any:  # a pandas.DataFrame
-        """The columns as a table of pandas."""
+        """The table as a DataFrame of pandas, with the index of the examples."""
         try:
-            import pandas  # noqa: PLC0415  # nobody else needs it
+            import pandas  # noqa: PLC0415  # optional
         except ImportError as error:
             raise ImportError(
-                "to_frame needs pandas: pip install pandas, or take to_columns"
+                "to_frame needs pandas. Run pip install pandas, or use to_columns."
             ) from error
         return pandas.DataFrame(self.to_columns()).set_index("index")
 
-    def _named(self, labels: Tensor) -> list[Cell]:
+    def _names(self, labels: Tensor) -> list[Cell]:
         return [self.classes[number] if number >= 0 else None for number in labels.tolist()]
 
-    def _neighbors(self, evidence: Evidence, names: list[int]) -> list[Cell]:
-        """For each example a list of number, given label and similarity of its neighbors, as JSON."""
-        labels = self._named(self.given)
+    def _neighbors(self, evidence: Evidence, numbers: list[int]) -> list[Cell]:
+        """For each example a JSON list of number, given label and similarity of its neighbors."""
+        names = self._names(self.given)
+        cells: list[Cell] = []
         rows = zip(evidence.positions.tolist(), evidence.similarities.tolist(), strict=True)
-        return [
-            json.dumps(
-                [[names[a], labels[a], round(s, 4)] for a, s in zip(*row, strict=True) if s > 0]
-            )
-            for row in rows
-        ]
+        for positions, similarities in rows:
+            near = []
+            for position, cosine in zip(positions, similarities, strict=True):
+                if cosine > 0:
+                    near.append([numbers[position], names[position], round(cosine, 4)])
+            cells.append(json.dumps(near))
+        return cells
 
 
 def _rounded(values: Tensor) -> list[Cell]:
+    # NaN is the one value that differs from itself.
     return [None if value != value else round(value, _DIGITS) for value in values.tolist()]
-
-
-def _numbered(values: Tensor) -> list[Cell]:
-    return [value if value >= 0 else None for value in values.tolist()]

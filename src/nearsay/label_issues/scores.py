@@ -1,4 +1,4 @@
-"""What the features say: who is near whom, who is the same picture twice, who is far from everybody."""
+"""Scores from features: the neighbors of an example, its near-duplicates, and how unusual it is."""
 
 from typing import NamedTuple
 
@@ -7,149 +7,176 @@ from torch import Tensor
 
 from nearsay.neighbors import Neighbors, nearest_others, normalize
 
-DUPLICATE = 0.2  # as far apart as that share of the distance to the k-th neighbor, at most: the same picture
-_IDENTICAL = 1e-6  # apart: the same row, whatever the others are
-_FIFTH = 4  # place of a neighbor that is hardly ever a duplicate
-_FARTHER = 1.5  # times as far away as that one, at most, is the k-th where examples lie evenly
-_CHUNK = 2**24  # numbers held at a time
-_NEAR = 0.98  # cosine from which on the distance is taken from the difference
-_NOBODY = 2**0.5  # how far away somebody is of whom nothing is known but that he is not near
+# Near-duplicates are at most this share of the distance to the k-th neighbor apart.
+DUPLICATE = 0.2
+# Rows that are this near are the same, however near the others are.
+_IDENTICAL = 1e-6
+# The fifth neighbor is hardly ever a duplicate. If examples are spread evenly, the k-th neighbor is
+# at most 1.5 times as far away as the fifth.
+_FIFTH, _FARTHER = 4, 1.5
+# From this cosine on, rounding is larger than the distance, so differences are computed.
+_NEAR = 0.98
+# The distance of an empty place: orthogonal features.
+_ORTHOGONAL = 2**0.5
+# Numbers in memory at a time.
+_CHUNK = 2**24
 
 
 class Evidence(NamedTuple):
-    """The k nearest of every example, the nearest first; a similarity of 0 means that nobody stands there."""
+    """The K nearest neighbors of N examples, the nearest first. Similarity 0 is an empty place.
 
-    positions: Tensor  # (N, K) int64
-    similarities: Tensor  # (N, K) float32, cosines from 0 to 1
-    distances: Tensor  # (N, K) between features of length 1; √2 where nobody stands
-    groups: Tensor  # (N,) int64 number of the group of near-duplicates, −1 for an example that is the only one
-    recall: float | None  # of an approximate search
-    lengths: Tensor  # (N,) of the features
+    Attributes:
+        positions: (N, K) int64 positions of the neighbors.
+        similarities: (N, K) float32 cosines from 0 to 1.
+        distances: (N, K) between features of length 1; √2 in an empty place.
+        groups: (N,) int64 number of the group of near-duplicates; −1 without one.
+        recall: share of the true neighbors that an approximate search found; None if exact.
+        lengths: (N,) norms of the features.
+    """
+
+    positions: Tensor
+    similarities: Tensor
+    distances: Tensor
+    groups: Tensor
+    recall: float | None
+    lengths: Tensor
 
 
 def gather_evidence(
     features: Tensor, k: int, approximate: bool | None
 ) -> tuple[Evidence, Neighbors | None]:
-    """Search the (N, D) features, on the device where they are; the evidence is on the CPU.
+    """Search the (N, D) features on their device, and return the evidence on the CPU.
 
-    Beside it what an exact search has found, as it came and where it is; None where an index was asked.
+    The second value is the result of an exact search as it came, on its device; None if an index
+    was used. Label propagation needs it.
     """
-    k = min(k, max(1, len(features) - 1))  # or the row itself would stand there as the farthest
-    found, recall = nearest_others(features, k, approximate=approximate)
-    similarities, distances = _refined(features, *found)
-    similarities, positions, distances = (
-        each.cpu() for each in (similarities, found.positions, distances)
-    )
-    order = positions.argsort(dim=1)  # of equals the first comes first
-    order = order.gather(
-        1, similarities.gather(1, order).argsort(dim=1, descending=True, stable=True)
-    )
-    similarities, positions, distances = (
-        each.gather(1, order) for each in (similarities, positions, distances)
-    )
-    distances = distances.where(similarities > 0, _NOBODY)
-    groups = duplicate_groups(positions, similarities, distances)
+    # With k >= N, the search would return the row itself as its farthest neighbor.
+    k = min(k, max(1, len(features) - 1))
+    neighbors, recall = nearest_others(features, k, approximate=approximate)
+    similarities, distances = _exact_near_one(features, *neighbors)
+    similarities, positions = similarities.cpu(), neighbors.positions.cpu()
+    # Sort by position first, so that equal similarities come in the order of the examples.
+    order = positions.argsort(dim=1)
+    by_similarity = similarities.gather(1, order).argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, by_similarity)
+    similarities, positions = similarities.gather(1, order), positions.gather(1, order)
+    distances = distances.cpu().gather(1, order).where(similarities > 0, _ORTHOGONAL)
     evidence = Evidence(
-        positions, similarities.float().clamp(max=1), distances, groups, recall, _lengths(features)
+        positions,
+        similarities.float().clamp(max=1),
+        distances,
+        duplicate_groups(positions, similarities, distances),
+        recall,
+        _lengths(features),
     )
-    return evidence, found if recall is None else None
+    return evidence, neighbors if recall is None else None
 
 
 def duplicate_groups(positions: Tensor, similarities: Tensor, distances: Tensor) -> Tensor:
-    """(N,) number of the group that near-duplicates form, in the order of their first members; −1 for the others.
+    """(N,) number of the group of near-duplicates, in the order of first members; −1 without one.
 
-    Two are near-duplicates if they are far nearer to each other than each is to its k-th neighbor, and than examples
-    mostly are to their fifth, as a class of fewer than k is far from all others too; a group is all that hang together.
+    Two examples are near-duplicates if they are far nearer to each other than each is to its k-th
+    neighbor. A class of fewer than k examples is far from all others too, so that distance counts
+    no more than 1.5 times the usual distance of the fifth neighbor. Groups are connected
+    components.
     """
     usual = _FARTHER * distances[:, min(_FIFTH, distances.shape[1] - 1)].median()
-    scale = distances[:, -1].minimum(usual)  # (N,) how far away the others are
-    reach = DUPLICATE * torch.minimum(scale[:, None], scale[positions])
-    is_edge = (similarities > 0) & (distances <= reach.clamp(min=_IDENTICAL))
-    return connected(len(positions), is_edge.nonzero()[:, 0], positions[is_edge])
+    scale = distances[:, -1].minimum(usual)  # (N,)
+    # The limit of a pair is set by the example in the denser place.
+    limit = DUPLICATE * torch.minimum(scale[:, None], scale[positions])  # (N, K)
+    is_edge = (similarities > 0) & (distances <= limit.clamp(min=_IDENTICAL))
+    return connected_components(len(positions), is_edge.nonzero()[:, 0], positions[is_edge])
 
 
-def connected(num: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """(num,) number of the group of each that pairs connect, in the order of their first members; −1 for the others."""
+def connected_components(num: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """(num,) number of each node's component in order of first members; −1 for single nodes."""
     names = torch.arange(num)
     while True:
+        # Both ends of an edge take the lower name; names[names] then follows chains of names, so
+        # that a path of n nodes needs about log n rounds.
         lowest = torch.minimum(names[rows], names[columns])
-        new = names.scatter_reduce(0, rows, lowest, "amin").scatter_reduce(
-            0, columns, lowest, "amin"
-        )
-        new = new[new]
-        if torch.equal(new, names):
+        lowered = names.scatter_reduce(0, rows, lowest, "amin")
+        lowered = lowered.scatter_reduce(0, columns, lowest, "amin")
+        lowered = lowered[lowered]
+        if torch.equal(lowered, names):
             break
-        names = new
-    _, which, sizes = torch.unique(names, return_inverse=True, return_counts=True)
+        names = lowered
+    _, component, sizes = torch.unique(names, return_inverse=True, return_counts=True)
     numbers = (sizes > 1).long().cumsum(dim=0) - 1
-    return torch.where(sizes > 1, numbers, -1)[which]
+    return torch.where(sizes > 1, numbers, -1)[component]
 
 
 def votes(evidence: Evidence, labels: Tensor, is_voter: Tensor, num_classes: int) -> Tensor:
-    """(N, C) shares of the similarities of the neighbors that vote for each class; zeros where nobody votes.
+    """(N, C) shares of the neighbors' similarities by label; zeros if there is no voter.
 
     A near-duplicate of the example itself has no vote, and those of each other share one.
     """
     weights = evidence.similarities * (is_voter & (labels >= 0))[evidence.positions]
-    weights = weights * _own_share(evidence)
+    weights = weights * _vote_shares(evidence)
     tally = weights.new_zeros(len(weights), num_classes)
+    # Add each neighbor's weight to the column of its label.
     tally.scatter_add_(1, labels.clamp(min=0)[evidence.positions], weights)
     return tally / tally.sum(dim=1, keepdim=True).clamp(min=torch.finfo(tally.dtype).tiny)
 
 
-def fullness(evidence: Evidence) -> Tensor:
-    """(N,) from 0 to 1: the length of the features over the typical one, low where a network has seen little."""
+def length_score(evidence: Evidence) -> Tensor:
+    """(N,) from 0 to 1: the norm of the features over the median; low if a network saw little."""
     return (evidence.lengths / evidence.lengths.median().clamp(min=1e-30)).clamp(max=1)
 
 
-def closeness(evidence: Evidence) -> Tensor:
-    """(N,) from 0 to 1: the typical distance to the neighbors over one's own, low for whom nobody is near."""
+def density_score(evidence: Evidence) -> Tensor:
+    """(N,) from 0 to 1: the median distance to the neighbors over one's own; low if isolated."""
     mean = evidence.distances.mean(dim=1)
-    return (
-        (mean.median() / mean.clamp(min=torch.finfo(mean.dtype).tiny))
-        .clamp(max=1)
-        .where(mean > 0, 1.0)
-    )
+    score = mean.median() / mean.clamp(min=torch.finfo(mean.dtype).tiny)
+    return score.clamp(max=1).where(mean > 0, 1.0)
 
 
-def _own_share(evidence: Evidence) -> Tensor:
-    """(N, K) what a neighbor's vote counts beside its near-duplicates in the same list."""
+def _vote_shares(evidence: Evidence) -> Tensor:
+    """(N, K) the factor of each vote: 1/n for n near-duplicates of each other in the same list."""
     groups = evidence.groups[evidence.positions]  # (N, K)
-    share = torch.ones_like(evidence.similarities)
+    shares = torch.ones_like(evidence.similarities)
+    # Only rows with a near-duplicate need the (K, K) comparison below.
     rows = (groups >= 0).any(dim=1).nonzero()[:, 0]
     width = evidence.positions.shape[1]
-    for some in torch.split(rows, max(1, _CHUNK // width**2)):
-        among = groups[some]
-        is_group = (among >= 0) & (evidence.similarities[some] > 0)
-        is_same = (among[:, :, None] == among[:, None, :]) & is_group[:, None, :]
-        is_own = among == evidence.groups[some][:, None]
-        counted = is_same.sum(dim=2).clamp(min=1).to(share.dtype).reciprocal().where(is_group, 1.0)
-        share[some] = counted.masked_fill(is_group & is_own, 0.0)
-    return share
+    for chunk in torch.split(rows, max(1, _CHUNK // width**2)):
+        group = groups[chunk]  # (n, K)
+        is_member = (group >= 0) & (evidence.similarities[chunk] > 0)
+        is_same = (group[:, :, None] == group[:, None, :]) & is_member[:, None, :]  # (n, K, K)
+        share = is_same.sum(dim=2).clamp(min=1).to(shares.dtype).reciprocal()
+        is_own = group == evidence.groups[chunk][:, None]
+        shares[chunk] = share.where(is_member, 1.0).masked_fill(is_member & is_own, 0.0)
+    return shares
 
 
 def _lengths(features: Tensor) -> Tensor:
-    """(N,) float32 on the CPU, 0 for a row of zeros; a part at a time."""
+    """(N,) float32 norms on the CPU; 0 for a row of zeros."""
     dtype = torch.promote_types(features.dtype, torch.float32)
-    found = [
-        normalize(some.to(dtype))[1][:, 0]
-        for some in torch.split(features, max(1, _CHUNK // features.shape[1]))
-    ]
-    return torch.cat([length.where(length.isfinite(), 0.0).float().cpu() for length in found])
+    parts = []
+    for chunk in torch.split(features, max(1, _CHUNK // features.shape[1])):
+        length = normalize(chunk.to(dtype))[1][:, 0]
+        # `normalize` gives rows of zeros an infinite length.
+        parts.append(length.where(length.isfinite(), 0.0).float().cpu())
+    return torch.cat(parts)
 
 
-def _refined(features: Tensor, similarities: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, K) similarities and distances; of two that are nearly the same, the cosine knows only that it is nearly 1."""
+def _exact_near_one(
+    features: Tensor, similarities: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(N, K) similarities and distances, exact also for pairs that are nearly the same.
+
+    In float32, 1 − cosine is right to about 1e-7, and so a distance only to about 3e-4. For near
+    pairs the distance is the norm of the difference, and the cosine follows from it.
+    """
     dtype = torch.promote_types(features.dtype, torch.float32)
-    similarities = similarities.to(dtype, copy=True)  # the caller keeps his
+    # A copy, because the caller still uses the similarities.
+    similarities = similarities.to(dtype, copy=True)
     distances = (2 - 2 * similarities).clamp(min=0).sqrt()
     rows, places = (similarities >= _NEAR).nonzero().unbind(dim=1)
-    some = max(1, _CHUNK // features.shape[1])
-    for row, place in zip(*(torch.split(each, some) for each in (rows, places)), strict=True):
-        one, other = (
-            normalize(features[each].to(dtype))[0] for each in (row, positions[row, place])
-        )
-        apart = torch.linalg.vector_norm(one - other, dim=1)
-        distances[row, place] = apart
-        similarities[row, place] = 1 - apart.square() / 2
+    size = max(1, _CHUNK // features.shape[1])
+    for row, place in zip(torch.split(rows, size), torch.split(places, size), strict=True):
+        one = normalize(features[row].to(dtype))[0]
+        other = normalize(features[positions[row, place]].to(dtype))[0]
+        distance = torch.linalg.vector_norm(one - other, dim=1)
+        distances[row, place] = distance
+        similarities[row, place] = 1 - distance.square() / 2
     return similarities, distances

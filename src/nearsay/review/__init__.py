@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 if not (find_spec("starlette") and find_spec("uvicorn")):
-    raise ImportError('the review page needs an extra; pip install ".[review]" in the clone')
+    raise ImportError('the review page needs an extra. Run pip install ".[review]" in the clone.')
 
 from nearsay.review.server import review_run
 

@@ -1,4 +1,4 @@
-"""The server of the page: routes, and one process that listens on 127.0.0.1 until it is told to stop."""
+"""The server of the review page: routes, and a loop on 127.0.0.1 until Ctrl-C."""
 
 import asyncio
 import json
@@ -22,16 +22,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nearsay.errors import CANNOT_CREATE, LOCKED, ChangedFile, ImageError, RunError, Stopped
 from nearsay.label_issues.corrections import Corrections
-from nearsay.review.examples import read_examples
-from nearsay.review.pictures import LARGE, SMALL, Pictures, open_source
+from nearsay.review.examples import LARGE, SMALL, Pictures, open_source, read_examples
 from nearsay.review.security import MOST_BYTES, Denied, Guard
-from nearsay.review.session import Conflict, Desk, Refused, Tally
+from nearsay.review.session import Conflict, Refused, Session, Tally
 from nearsay.training.checkpoints import COPY, open_run
 from nearsay.training.run_folder import read_labels
 
 HOST = "127.0.0.1"
-LONGEST = 20.0  # seconds that a connection may last, whatever the client does
-LONGEST_BODY = 10.0  # seconds that a decision may take to arrive
+# Seconds that a connection may last, and that a decision may take to arrive.
+LONGEST = 20.0
+LONGEST_BODY = 10.0
 _MOST_CONNECTIONS = 256
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {
@@ -40,9 +40,8 @@ _TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-_FOREVER = {
-    "cache-control": "private, max-age=86400, immutable"
-}  # the address of a picture is good for one session
+# The address of a picture contains the token of the session, so a picture never changes.
+_FOREVER = {"cache-control": "private, max-age=86400, immutable"}
 
 
 def review_run(
@@ -52,93 +51,91 @@ def review_run(
     limit: int | None = None,
     opened: Callable[[str], None] = lambda address: None,
 ) -> Tally:
-    """Serve the page of an audited run until Ctrl-C; `opened` is called with its address as soon as it answers.
+    """Serve the page of an audited run until Ctrl-C, and call `opened` with its address.
 
-    Decisions go to `corrections.csv` in the folder, which no other process may write to meanwhile. `limit` is how many
-    labels to show, the most suspicious. Raises RunError if the run cannot be reviewed, or the port is taken.
+    Decisions go to `corrections.csv` in the folder, which is locked for other processes. `limit` is
+    the number of labels to show, the most suspicious first. Raises RunError if the run has no
+    audit, if its files are damaged, or if the port is in use.
     """
     labels = read_labels(folder)
     examples = read_examples(folder, labels)
     with _alone(folder), _listening(port) as listener:
         corrections = Corrections(folder / "corrections.csv", labels)
         source = open_source(folder, len(examples))
-        torn = f"Half a row that a crash had left in {corrections.path} was removed: {corrections.torn!r}"
-        desk = Desk(
+        notes = [source.note] if source.note else []
+        if corrections.torn:
+            torn = corrections.torn
+            notes.append(f"An incomplete last row in {corrections.path} was removed: {torn!r}")
+        session = Session(
             examples,
             corrections,
             Pictures(source.inputs),
             name=str(folder),
-            notes=[note for note in (source.note, torn if corrections.torn else "") if note],
+            notes=notes,
             extra=source.extra,
             limit=limit,
         )
         token = secrets.token_urlsafe(24)
         bound = listener.getsockname()[1]
-        server = make_server(make_app(desk, token=token, port=bound))
+        server = make_server(make_app(session, token=token, port=bound))
         with _stopping(server) as received:
-            opened(
-                f"http://{HOST}:{bound}/{token}/"
-            )  # who connects already waits in the queue of the listener
+            # Connections already wait in the queue of the listener, so the address is ready.
+            opened(f"http://{HOST}:{bound}/{token}/")
             server.run(sockets=[listener])
     if signal.SIGTERM in received:
         raise Stopped(signal.SIGTERM, folder)
-    return desk.tally()
+    return session.tally()
 
 
-def make_app(desk: Desk, *, token: str, port: int) -> ASGIApp:
-    """All that the page can ask for, behind its guard."""
+def make_app(session: Session, *, token: str, port: int) -> ASGIApp:
+    """All routes of the page, behind the guard."""
 
     def read_state(_: Request) -> Response:
-        return JSONResponse(desk.state())
+        return JSONResponse(session.state())
 
     def read_example(request: Request) -> Response:
         try:
-            return JSONResponse(desk.example(request.path_params["index"]))
+            return JSONResponse(session.example(request.path_params["index"]))
         except KeyError:
             return PlainTextResponse("there is no such example\n", 404)
 
     def read_picture(request: Request) -> Response:
         side = SMALL if request.path_params["size"] == "small" else LARGE
         try:
-            found = desk.pictures.find(request.path_params["index"], side=side)
+            picture = session.pictures.get(request.path_params["index"], side=side)
         except ImageError as error:
             return PlainTextResponse(f"{error}\n", 404)
-        return Response(found.content, media_type=found.media_type, headers=_FOREVER)
+        return Response(picture.content, media_type=picture.media_type, headers=_FOREVER)
 
     def read_changes(request: Request) -> Response:
-        return JSONResponse(desk.changes(request.path_params["since"]))
+        return JSONResponse(session.changes(request.path_params["since"]))
 
     async def decide(request: Request) -> Response:
         try:
-            asked = json.loads(await _read_body(request))
+            decision = json.loads(await _read_body(request))
         except (ValueError, RecursionError):
-            return _error(400, "a decision is sent as JSON")
-        return await run_in_threadpool(_decide, desk, asked)
+            return _error(400, "the body must be JSON")
+        return await run_in_threadpool(_decide, session, decision)
 
-    return Guard(
-        app=Starlette(
-            routes=[
-                *(
-                    Route(f"/{name}", _static(path), methods=["GET"])
-                    for name, path in _pages().items()
-                ),
-                Route("/state", read_state, methods=["GET"]),
-                Route("/example/{index:int}", read_example, methods=["GET"]),
-                Route("/picture/{size}/{index:int}", read_picture, methods=["GET"]),
-                Route("/changes/{since:int}", read_changes, methods=["GET"]),
-                Route("/decide", decide, methods=["POST"]),
-            ],
-            exception_handlers={
-                Denied: lambda _, error: PlainTextResponse(f"{error}\n", cast(Denied, error).status)
-            },
-        ),
-        token=token,
-        port=port,
-    )
+    async def read_denied(_: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{error}\n", cast(Denied, error).status)
+
+    routes = [
+        Route("/state", read_state, methods=["GET"]),
+        Route("/example/{index:int}", read_example, methods=["GET"]),
+        Route("/picture/{size}/{index:int}", read_picture, methods=["GET"]),
+        Route("/changes/{since:int}", read_changes, methods=["GET"]),
+        Route("/decide", decide, methods=["POST"]),
+    ]
+    for path in sorted(_PAGE.iterdir()):
+        name = "" if path.name == "index.html" else path.name
+        routes.append(Route(f"/{name}", _static(path), methods=["GET"]))
+    app = Starlette(routes=routes, exception_handlers={Denied: read_denied})
+    return Guard(app=app, token=token, port=port)
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """A server that says nothing of itself and keeps no connection for long."""
+    """A server that does not name itself and limits how long a connection lasts."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -158,7 +155,7 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
 
 
 class _Brief:
-    """A connection that ends after some seconds; all else is up to `inner`."""
+    """A connection that ends after `LONGEST` seconds; `inner` does everything else."""
 
     def __init__(self, inner: asyncio.Protocol) -> None:
         self.inner = inner
@@ -176,13 +173,13 @@ class _Brief:
         self.inner.connection_lost(error)
 
 
-def _protocol(**choices: Any) -> _Brief:  # whatever uvicorn makes its protocols from
-    return _Brief(H11Protocol(**choices))
+def _protocol(**arguments: Any) -> _Brief:  # the arguments of uvicorn
+    return _Brief(H11Protocol(**arguments))
 
 
-def _decide(desk: Desk, asked: object) -> Response:
+def _decide(session: Session, decision: object) -> Response:
     try:
-        return JSONResponse(desk.decide(asked))
+        return JSONResponse(session.decide(decision))
     except Refused as error:
         return _error(400, str(error))
     except Conflict as error:
@@ -191,12 +188,12 @@ def _decide(desk: Desk, asked: object) -> Response:
         return _error(507, str(error))
 
 
-def _error(status: int, told: str) -> Response:
-    return JSONResponse({"error": told}, status)
+def _error(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status)
 
 
 async def _read_body(request: Request) -> bytes:
-    """What was sent, if it is not too long and does not take too long."""
+    """The body of a request, within limits of size and time."""
     content = bytearray()
     try:
         async with asyncio.timeout(LONGEST_BODY):
@@ -211,13 +208,6 @@ async def _read_body(request: Request) -> bytes:
     return bytes(content)
 
 
-def _pages() -> dict[str, Path]:
-    """The files of the page by their names; the page itself has none."""
-    return {
-        "" if path.name == "index.html" else path.name: path for path in sorted(_PAGE.iterdir())
-    }
-
-
 def _static(path: Path) -> Callable[[Request], Response]:
     content, kind = path.read_bytes(), _TYPES[path.suffix]
     return lambda _: Response(content, media_type=kind)
@@ -225,16 +215,15 @@ def _static(path: Path) -> Callable[[Request], Response]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """No other process writes to the run; RunError says which one does."""
+    """Lock the run; RunError names the process that holds it."""
     try:
         with open_run(folder, cure=COPY):
             yield
     except RunError as error:
         if error.code != LOCKED:
             raise
-        raise RunError(
-            f"{str(error).partition(';')[0]}; end it there, or wait for it", LOCKED
-        ) from error
+        holder = str(error).partition(";")[0]
+        raise RunError(f"{holder}. End that process or wait for it.", LOCKED) from error
 
 
 @contextmanager
@@ -246,14 +235,16 @@ def _listening(port: int) -> Iterator[socket.socket]:
             listener.bind((HOST, port))
             listener.listen(128)
         except OSError as error:
-            told = f"port {port} cannot be used ({error.strerror}); leave --port out to take a free one"
-            raise RunError(told, CANNOT_CREATE) from error
+            raise RunError(
+                f"port {port} cannot be used: {error.strerror}. Leave out --port for a free one.",
+                CANNOT_CREATE,
+            ) from error
         yield listener
 
 
 @contextmanager
 def _stopping(server: uvicorn.Server) -> Iterator[list[int]]:
-    """Let Ctrl-C and SIGTERM end the server in peace, also before it has begun to listen for them itself."""
+    """End the server cleanly on Ctrl-C and SIGTERM, also before it handles them itself."""
     received: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -261,11 +252,12 @@ def _stopping(server: uvicorn.Server) -> Iterator[list[int]]:
         server.should_exit = True
 
     if threading.current_thread() is not threading.main_thread():
-        yield received  # Python gives signals to the main thread only
+        # Python delivers signals to the main thread only.
+        yield received
         return
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

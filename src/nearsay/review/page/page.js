@@ -9,7 +9,7 @@ const LOOK_AHEAD = 4;
 const LISTEN_EVERY = 3000; // milliseconds
 const RETRY_AFTER = 2000;
 const NOTICED = 400; // milliseconds after which a key seems to have done nothing
-const TOLD = { accept: "Accepted", keep: "Kept", other: "Changed to", drop: "Dropped the label" };
+const VERBS = { accept: "Accepted", keep: "Kept", other: "Changed to", drop: "Dropped the label" };
 const PLACE = `place ${location.pathname}`;
 
 const find = (id) => document.getElementById(id);
@@ -159,7 +159,7 @@ function showStanding() {
   const label = standing.decision === "drop" ? "" : nameOf(standing.label);
   line.replaceChildren();
   if (standing.decision === "skip") line.append("Skipped before");
-  else if (standing.decision) line.append(`${TOLD[standing.decision]} `, element("bdi", label, "name"), " before");
+  else if (standing.decision) line.append(`${VERBS[standing.decision]} `, element("bdi", label, "name"), " before");
   find("keep").setAttribute("aria-pressed", String(standing.decision === "keep"));
   find("accept").setAttribute("aria-pressed", String(standing.decision === "accept"));
 }
@@ -261,14 +261,14 @@ function accepted(asked, standing) {
     times.pop();
     say(`Undone: example ${asked.index}`);
     const row = queue.byIndex.get(asked.index);
-    if (!queue.goTo(asked.index) && row) queue.list.splice(queue.place, 0, row); // it is none of the filter's
+    if (!queue.goTo(asked.index) && row) queue.list.splice(queue.place, 0, row); // the filter hides it
   } else {
     if (asked.decision !== "skip" || standing.decision === "skip") queue.session.push(asked.index);
     if (asked.decision !== "skip") times.push(performance.now());
-    const told = asked.decision === "skip" ? "skip" : standing.decision;
-    if (told === "skip") say(`Skipped example ${asked.index}`);
-    else if (told === "drop") say(`Dropped the label of example ${asked.index}`);
-    else say(`${TOLD[told]} `, element("bdi", nameOf(standing.label), "name"), ` for example ${asked.index}`);
+    const decision = asked.decision === "skip" ? "skip" : standing.decision;
+    if (decision === "skip") say(`Skipped example ${asked.index}`);
+    else if (decision === "drop") say(`Dropped the label of example ${asked.index}`);
+    else say(`${VERBS[decision]} `, element("bdi", nameOf(standing.label), "name"), ` for example ${asked.index}`);
     if (queue.current() && asked.index === queue.current().index) queue.advance(filter());
   }
   show();
