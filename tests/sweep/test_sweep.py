@@ -235,7 +235,7 @@ def test_a_recipe_that_is_edited_meanwhile_is_run_as_it_was_planned(tmp_path, at
     lines = [
         "from nearsay.recipes import toy",
         "def recipe(*, hidden: tuple[int, ...] = (8,), seed: int = 0):",
-        "    return toy.recipe(method='standard', epochs=1, seed=seed)",
+        "    return toy(method='standard', epochs=1, seed=seed)",
     ]
     recipe.write_text("\n".join(lines))
     planned = grid(str(recipe), ["seed=0,1"], SMALL)
@@ -252,7 +252,7 @@ def test_a_recipe_that_is_edited_meanwhile_is_run_as_it_was_planned(tmp_path, at
 
 def test_a_recipe_that_other_runs_are_reading_is_not_written_again(tmp_path):
     recipe = tmp_path / "mine.py"
-    recipe.write_text("from nearsay.recipes.toy import recipe\n")
+    recipe.write_text("from nearsay.recipes import toy as recipe\n")
     [planned] = grid(str(recipe), ["epochs=1"])
     path = running._recipe(planned, tmp_path)
     os.utime(path, (0, 0))
