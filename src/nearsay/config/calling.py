@@ -136,13 +136,16 @@ def call_source(source: object, arguments: Mapping[str, object]) -> Call:
             changes.append(f"{key}={text}")
         else:
             words[key] = text
-    if isinstance(source, (str, os.PathLike)):
-        name = os.fspath(source)
+    if isinstance(source, str):
+        name = source
+    elif isinstance(source, os.PathLike):
+        # A path is never the name of a recipe.
+        name = os.path.join(".", str(os.fspath(source)))
     else:
         name = "dataset"
         objects = {"data": source, **objects}
     split_pairs([f"{key}={text}" for key, text in words.items()])
-    return _call_typed(str(name), words, objects, changes)
+    return _call_typed(name, words, objects, changes)
 
 
 def apply_overrides(call: Call, overrides: Sequence[str]) -> Call:
@@ -301,6 +304,9 @@ def _change(call: Call, pending: list[str], *, is_typed: bool = True) -> Call:
         if len(complaints) == len(pending):
             raise complaints[pending[0]]
         pending = list(complaints)
+    if own.words:
+        # Refuses what cannot be recorded before a run begins.
+        to_tree(experiment)
     overrides = [*call.origin["overrides"], *done]
     return Call(experiment, {**call.origin, **own.record(), "overrides": overrides})
 
@@ -400,6 +406,9 @@ def _call(
         experiment = replace(experiment, **replaced)
         origin["called"] = origin.pop("recipe")
         origin["objects"] = {key: to_tree(value) for key, value in objects.items()}
+    if own.words:
+        # Refuses what cannot be recorded before a run begins.
+        to_tree(experiment)
     call = Call(experiment, origin)
     return _change(call, changes, is_typed=own.is_typed) if changes else call
 

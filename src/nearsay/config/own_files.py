@@ -203,22 +203,16 @@ def _arguments(reference: _Reference) -> dict[str, Any]:
         return {}
     try:
         call = ast.parse(f"f{reference.arguments}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
+        # Without a name it is **mapping.
+        if not is_call or None in [word.arg for word in call.keywords]:
             raise ValueError("not keyword arguments")
-        return {
-            str(word.arg): ast.literal_eval(word.value) for word in call.keywords if _named(word)
-        }
+        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ConfigError(
             f"{reference.name} must have keyword arguments that are literals, such as (q=0.7), "
             f"got {quoted(reference.arguments)}."
         ) from error
-
-
-def _named(word: ast.keyword) -> bool:
-    if word.arg is None:
-        raise ValueError("**mapping")
-    return True
 
 
 # Reading: which files belong to an object.

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from nearsay.config.own_files import code_of, digests, whole_path
-from nearsay.config.text import LONGEST, quoted, split_pairs
+from nearsay.config.text import LONGEST, split_pairs
 from nearsay.errors import ConfigError
 
 # A field that only later versions have, and that is off.
@@ -52,9 +52,7 @@ def to_tree(value: object) -> Any:
         return {"kind": value.__qualname__, "code": code_of(value) or _source_digest(value)}
     if hasattr(value, "__array__"):
         return _array_tree(value)
-    raise ConfigError(
-        f"{quoted(value)} must be a frozen dataclass to be recorded, got {type(value).__name__}."
-    )
+    raise ConfigError(f"{type(value).__name__} must be a frozen dataclass to be recorded.")
 
 
 def differences(tree: Any, other: Any) -> list[str]:
