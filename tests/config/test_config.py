@@ -680,7 +680,7 @@ def changed(recipe, arguments, *overrides):
     return apply_overrides(call_recipe(recipe, arguments), overrides)
 
 
-def test_a_field_that_is_an_argument_too_is_told_of_with_what_would_follow():
+def test_an_override_of_an_argument_is_noted_with_what_the_argument_would_change():
     (note,) = left_behind(changed("folder", ["path=photos"], "epochs=10"))
     assert note.endswith("objective.start_epoch: 2, not 8; schedule.warmup: 1.0, not 3.0")
     (note,) = left_behind(changed("toy", ["noise=0.2"], "objective.k=3", "seed=4"))
@@ -703,11 +703,11 @@ def test_a_field_that_is_an_argument_too_is_told_of_with_what_would_follow():
         ["epochs=10", "machine.device=cpu", "schedule.warmup=1", "objective.start_epoch=2"],
     ],
 )
-def test_a_field_from_which_nothing_follows_is_not_told_of(overrides):
+def test_an_override_with_no_further_effect_is_not_noted(overrides):
     assert left_behind(changed("folder", ["path=photos"], *overrides)) == []
 
 
-def test_what_follows_in_a_recipe_of_ones_own_is_told_too(tmp_path):
+def test_an_override_is_noted_for_a_recipe_of_the_user_too(tmp_path):
     source = (
         "from nearsay.data import Toy\nfrom nearsay.experiment import Experiment\n"
         "def recipe(epochs: float = 40.0) -> Experiment:\n"

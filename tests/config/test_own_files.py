@@ -170,7 +170,10 @@ def test_a_field_of_an_own_object_can_be_overridden(home):
 
 def test_data_network_and_noise_of_a_file_take_the_place_of_those_of_a_recipe(home):
     words = ["data=my_data.py:Stripes", "backbone=my_net.py:Tiny(width=3)"]
-    experiment = call_recipe("cifar10", [*words, "noise=my_net.py:Flips", "seed=3"]).experiment
+    call = call_recipe("cifar10", [*words, "noise=my_net.py:Flips", "seed=3"])
+    assert from_origin(call.origin) == call
+    assert left_behind(call) == []
+    experiment = call.experiment
     assert (experiment.data.size, experiment.backbone.width, experiment.noise.rate) == (8, 3, 0.5)
     assert experiment.seed == 3
     assert call_recipe("folder", ["path=x", words[1]]).experiment.backbone.width == 3

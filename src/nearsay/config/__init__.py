@@ -1,7 +1,8 @@
 """From words to an Experiment and back: call a recipe, change one field, record the result.
 
-Importing this does not import torch, and a wrong recipe name is refused without it. Nothing here opens data, except
-for a data set of the user that trains without a recipe. Every complaint is a ConfigError of one sentence.
+Importing this does not import torch, and a wrong recipe name is refused without it. Nothing here
+opens data, except for a data set of the user that trains without a recipe. Every complaint is a
+ConfigError of one sentence.
 """
 
 from nearsay.config.aliases import current_record, current_terms

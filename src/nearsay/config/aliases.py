@@ -34,7 +34,7 @@ _OLD_RECIPE = re.compile(rf"\b({_RECIPES})\.recipe\b")
 
 
 def current_record(record: Any) -> Any:
-    """The content of an experiment.json with today's names; whatever else is in it stays as it is."""
+    """The content of an experiment.json with today's names; other content stays as it is."""
     if not isinstance(record, Mapping):
         return record
     current = dict(record)

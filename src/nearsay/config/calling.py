@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from nearsay import recipes
 from nearsay.config.aliases import current_record
-from nearsay.config.own_files import OwnFiles, check_digest, describe, digest
+from nearsay.config.own_files import OwnFiles, check_digest, describe, digest, user_code
 from nearsay.config.records import differences, to_tree
 from nearsay.config.text import (
+    check,
     declared_types,
     fit,
     nearest,
@@ -85,7 +86,7 @@ def recipe_names() -> list[str]:
 def describe_recipe(name: str) -> Described:
     """The recipe of that name or in a file, read without running it.
 
-    ConfigError if there is none of that name, ValueError if its file cannot be read.
+    ConfigError if there is no such recipe, ValueError if its file cannot be read.
     """
     path, function = Path(name), "recipe"
     if name in recipes.HOMES:
@@ -186,18 +187,19 @@ def left_behind(call: Call) -> list[str]:
 
 def from_origin(origin: Mapping[str, Any]) -> Call:
     """The same call again from the record of a run, which may hold other things, too."""
-    if not isinstance(origin, Mapping):
-        raise ConfigError(f"The recorded experiment must be a JSON object, got {quoted(origin)}.")
+    is_object = isinstance(origin, Mapping)
+    check(is_object, f"The recorded experiment must be a JSON object, got {quoted(origin)}.")
     origin = current_record(origin)
     name, arguments, overrides = (origin.get(key) for key in ("recipe", "arguments", "overrides"))
-    if not isinstance(name, str):
-        raise ConfigError(f"The recorded recipe must be a name, got {quoted(name)}.")
-    if not isinstance(arguments, Mapping) or not all(map(_is_pair, arguments.items())):
-        raise ConfigError(f"The recorded arguments must be key: text, got {quoted(arguments)}.")
-    if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
-        raise ConfigError(
-            f"The recorded overrides must be a list of a.b=c, got {quoted(overrides)}."
-        )
+    are_pairs = isinstance(arguments, Mapping) and all(map(_is_pair, arguments.items()))
+    are_texts = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
+    check(isinstance(name, str), f"The recorded recipe must be a name, got {quoted(name)}.")
+    check(are_pairs, f"The recorded arguments must be key: text, got {quoted(arguments)}.")
+    check(are_texts, f"The recorded overrides must be a list of a.b=c, got {quoted(overrides)}.")
+    return _replay(origin, arguments or {}, overrides or [])
+
+
+def _replay(origin: Mapping[str, Any], arguments: Mapping[str, str], overrides: list[str]) -> Call:
     pairs = split_pairs([f"{key}={text}" for key, text in arguments.items()])
     call = _call_again(origin, pairs)
     own = OwnFiles(origin, is_typed=False)
@@ -214,8 +216,8 @@ def _call_typed(
     own = OwnFiles()
     name, data = _resolve(source)
     for key in data:
-        if key in pairs or key in objects:
-            raise ConfigError(f"{key} must be left out, because {quoted(source)} is the {key}.")
+        is_twice = key in pairs or key in objects
+        check(not is_twice, f"{key} must be left out, because {quoted(source)} is the {key}.")
     pairs, record = {**data, **pairs}, {}
     if name in recipes.HOMES:
         recipe = _built_in(name)
@@ -237,8 +239,8 @@ def _resolve(source: str) -> tuple[str, dict[str, str]]:
     if OwnFiles.is_object(source):
         return "dataset", {"data": source}
     if source.endswith(".py"):
-        if not os.path.isfile(os.path.expanduser(source)):
-            raise ConfigError(f"{quoted(source)} must be a file that is there. Check its path.")
+        is_there = os.path.isfile(os.path.expanduser(source))
+        check(is_there, f"{quoted(source)} must be a file that is there. Check its path.")
         return source, {}
     path = os.path.expanduser(source)
     ending = Path(source).suffix.lower()
@@ -246,13 +248,10 @@ def _resolve(source: str) -> tuple[str, dict[str, str]]:
         return "folder", {"path": source}
     if os.path.isfile(path) and ending in _ENDINGS:
         return _ENDINGS[ending], {"path": source}
-    if os.path.isfile(path):
-        raise ConfigError(
-            f"{quoted(source)} must be a folder or a file with one of the endings "
-            f"{', '.join(_ENDINGS)}."
-        )
-    if ending in _ENDINGS or "/" in source or os.sep in source:
-        raise ConfigError(f"{quoted(source)} must be a path that is there. Check its spelling.")
+    known = f"a folder or a file with one of the endings {', '.join(_ENDINGS)}"
+    check(not os.path.isfile(path), f"{quoted(source)} must be {known}.")
+    is_path = ending in _ENDINGS or "/" in source or os.sep in source
+    check(not is_path, f"{quoted(source)} must be a path that is there. Check its spelling.")
     raise _no_recipe(source)
 
 
@@ -275,14 +274,11 @@ def _shape(pairs: Mapping[str, str], objects: Mapping[str, object], own: OwnFile
         data = own.read(pairs["data"])
     else:
         return "none"
-    try:
+    with user_code("data must open its training split"):
         if hasattr(data, "describe"):
             shape = data.describe().shape
         else:
             shape = getattr(data.open("train").inputs, "shape", (None,))[1:] or None
-    except Exception as error:
-        # A user's code can raise anything.
-        raise ConfigError(f"data must open its training split: {describe(error)}") from error
     return "none" if shape is None else ",".join(map(str, shape))
 
 
@@ -321,7 +317,9 @@ def _call_again(origin: Mapping[str, Any], pairs: Mapping[str, str]) -> Call:
     """The recipe of a record, without its overrides, on these arguments."""
     record = {key: origin[key] for key in ("source", "sha256") if key in origin}
     own = OwnFiles(origin, is_typed=False)
-    return _call(_recipe_of(origin), origin["recipe"], pairs, record, own, {})
+    has_data = any(change.startswith("data=") for change in origin["overrides"])
+    recipe = _recipe_of(origin)
+    return _call(recipe, origin["recipe"], pairs, record, own, {}, has_data=has_data)
 
 
 def _recipe_of(origin: Mapping[str, Any]) -> Callable[..., Any]:
@@ -346,9 +344,9 @@ def _built_in(name: str) -> Callable[..., Any]:
 def _function(own: OwnFiles, name: str, text: str) -> Callable[..., Any]:
     """The function `recipe` of a user's file with this text."""
     recipe = vars(own.load_recipe(name, text)).get("recipe")
-    if not inspect.isfunction(recipe):
-        raise ConfigError(f"{quoted(name)} must define a function `recipe(...) -> Experiment`.")
-    return recipe
+    is_function = inspect.isfunction(recipe)
+    check(is_function, f"{quoted(name)} must define a function `recipe(...) -> Experiment`.")
+    return cast(Callable[..., Any], recipe)
 
 
 def _call(
@@ -358,39 +356,19 @@ def _call(
     record: dict[str, Any],
     own: OwnFiles,
     objects: Mapping[str, object],
+    *,
+    has_data: bool = False,
 ) -> Call:
-    """Read the arguments as the signature declares them, and call.
-
-    Fields of an experiment that the recipe does not take become overrides.
-    """
-    from nearsay.experiment import Experiment  # noqa: PLC0415  # brings torch
-
+    """Call a recipe with words and objects; `has_data` if an override replaces its data."""
     types = _parameters(recipe, name)
-    settable = [field.name for field in fields(Experiment)]
-    values: dict[str, Any] = {}
-    changes: list[str] = []
-    replaced: dict[str, Any] = {}
-    for key, text in pairs.items():
-        is_own = own.is_object(text) and not takes_objects(types.get(key, str))
-        if key in settable and (key not in types or is_own):
-            changes.append(f"{key}={_placed(key, text)}")
-        elif key not in types:
-            raise _no_parameter(name, key, text, types)
-        else:
-            values[key] = read_text(key, text, types[key], own)
-    for key, value in objects.items():
-        if key in types:
-            values[key] = value
-        elif key in settable:
-            replaced[key] = fit(key, value, declared_types(Experiment, "Experiment")[key])
-        else:
-            raise _no_parameter(name, key, "...", types)
-    has_data = "data" in replaced or any(change.startswith("data=") for change in changes)
+    values, changes, replaced = _read_arguments(name, types, pairs, objects, own)
+    has_data = has_data or "data" in replaced or "data" in split_pairs(changes)
     if has_data and not record and "path" in types:
         # The data of the recipe is replaced, so its path does not matter.
         values.setdefault("path", Path("data"))
     for key, parameter in inspect.signature(recipe).parameters.items():
-        if key in types and key not in values and parameter.default is parameter.empty:
+        is_missing = key in types and key not in values and parameter.default is parameter.empty
+        if is_missing:
             raise ConfigError(f"{key} must be given to the recipe {name}: {wanted(types[key])}.")
     experiment = _run(recipe, name, values, is_own=bool(record))
     words = {key: own.words.get(text, text) for key, text in pairs.items() if key in values}
@@ -398,19 +376,55 @@ def _call(
     words |= {key: str(values[key]) for key in words if isinstance(values[key], Path)}
     origin = {"recipe": name, "arguments": words, "overrides": [], **record, **own.record()}
     for key in list(replaced):
-        if (words_of := _as_changes(experiment, key, replaced[key])) is not None:
-            changes += words_of
+        described = _as_changes(experiment, key, replaced[key])
+        if described is not None:
+            changes += described
             del replaced[key]
-    objects = {key: value for key, value in objects.items() if key in values or key in replaced}
-    if objects:
+    unspoken = {key: to_tree(objects[key]) for key in objects if key in values or key in replaced}
+    if unspoken:
         experiment = replace(experiment, **replaced)
-        origin["called"] = origin.pop("recipe")
-        origin["objects"] = {key: to_tree(value) for key, value in objects.items()}
+        del origin["recipe"]
+        origin |= {"called": name, "objects": unspoken}
     if own.words:
         # Refuses what cannot be recorded before a run begins.
         to_tree(experiment)
     call = Call(experiment, origin)
     return _change(call, changes, is_typed=own.is_typed) if changes else call
+
+
+def _read_arguments(
+    name: str,
+    types: Mapping[str, Any],
+    pairs: Mapping[str, str],
+    objects: Mapping[str, object],
+    own: OwnFiles,
+) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+    """The arguments of a recipe, and what changes fields: overrides, and objects by their fields.
+
+    Every field of an experiment that the recipe does not take is changed after the call.
+    """
+    from nearsay.experiment import Experiment  # noqa: PLC0415  # brings torch
+
+    settable = declared_types(Experiment, "Experiment")
+    values: dict[str, Any] = {}
+    changes: list[str] = []
+    replaced: dict[str, Any] = {}
+    for key, text in pairs.items():
+        is_own = own.is_object(text) and not takes_objects(types.get(key, str))
+        if key in settable and (key not in types or is_own):
+            changes.append(f"{key}={_placed(key, text)}")
+        elif key in types:
+            values[key] = read_text(key, text, types[key], own)
+        else:
+            raise _no_parameter(name, key, text, types)
+    for key, value in objects.items():
+        if key in types:
+            values[key] = value
+        elif key in settable:
+            replaced[key] = fit(key, value, settable[key])
+        else:
+            raise _no_parameter(name, key, "...", types)
+    return values, changes, replaced
 
 
 def _run(
@@ -427,9 +441,9 @@ def _run(
         if not is_own:
             raise
         raise ConfigError(f"The recipe {name} fails with {describe(error)}") from error
-    if not isinstance(experiment, Experiment):
-        raise ConfigError(f"The recipe {name} must return an Experiment, got {quoted(experiment)}.")
-    return experiment
+    is_experiment = isinstance(experiment, Experiment)
+    check(is_experiment, f"The recipe {name} must return an Experiment, got {quoted(experiment)}.")
+    return cast("Experiment", experiment)
 
 
 def _no_parameter(name: str, key: str, text: str, types: Mapping[str, Any]) -> ConfigError:

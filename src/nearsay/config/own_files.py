@@ -1,10 +1,11 @@
-"""Python files of the user: read with every local file that they import, and loaded from what was read.
+"""Python files of the user, recorded with every local file that they import.
 
-`FILE.py:NAME` or `FILE.py:NAME(q=0.7)` on a command line is the object NAME of that file. The text of
-the file, and of every file beside or below it that it imports, is recorded in the run. The objects are
-always made from this text, so a run can be read after the files have changed, and on another machine.
-Each set of files is loaded once, as a private package with a name that depends on the content alone:
-nothing is put on the import path, and no module of the present folder can take the place of a recorded one.
+`FILE.py:NAME` or `FILE.py:NAME(q=0.7)` on a command line is the object NAME of that file. The text
+of the file, and of every file beside or below it that it imports, is recorded in the run. Objects
+are always made from the recorded text, so a run can be read after the files have changed, and on
+another machine. Each set of files is loaded once, as a private package with a name that depends on
+the content alone. Nothing is put on the import path, and no module of the present folder can
+replace a recorded one.
 """
 
 import ast
@@ -15,7 +16,8 @@ import posixpath
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -24,7 +26,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from nearsay.config.aliases import current_source
-from nearsay.config.text import nearest, quoted
+from nearsay.config.text import check, nearest, quoted
 from nearsay.errors import ConfigError, first_line
 
 # Modules of Python and of nearsay are never local, whatever files there are.
@@ -60,8 +62,8 @@ class OwnFiles:
         self.words: dict[str, str] = {}
         self._texts: dict[str, str] = {}
         files = origin.get("files", {})
-        if not isinstance(files, Mapping):
-            raise ConfigError(f"The recorded files must be a JSON object, got {quoted(files)}.")
+        is_object = isinstance(files, Mapping)
+        check(is_object, f"The recorded files must be a JSON object, got {quoted(files)}.")
         for path, file in files.items():
             text = file.get("source") if isinstance(file, Mapping) else None
             check_digest(path, text, file.get("sha256") if isinstance(file, Mapping) else None)
@@ -83,7 +85,7 @@ class OwnFiles:
         return _OBJECT.fullmatch(text) is not None
 
     def read(self, text: str) -> Any:
-        """The object that FILE.py:NAME is: an instance of a class, or whatever else has that name."""
+        """The object that FILE.py:NAME stands for; a class is replaced by an instance of it."""
         reference = _parse(text)
         if self.is_typed:
             reference = self._keep(reference)
@@ -112,35 +114,27 @@ class OwnFiles:
         below = os.path.relpath(folder, self.folder).replace(os.sep, "/")
         for path, text in _closure(name, _reader(folder)).items():
             place = _join(below, path)
-            if self._texts.setdefault(place, text) != text:
-                raise ConfigError(f"{place} must not change while it is read. Try again.")
+            is_same = self._texts.setdefault(place, text) == text
+            check(is_same, f"{place} must not change while it is read. Try again.")
         return reference._replace(path=_join(below, name))
 
     def _load(self, reference: _Reference) -> Any:
         below, name = posixpath.split(reference.path)
         texts = _closure(name, lambda path: self._texts.get(_join(below, path)))
         module = _load_module(name, texts, os.path.join(self.folder, below), _OWN)
-        if not hasattr(module, reference.name):
-            names = [name for name in vars(module) if not name.startswith("_")]
-            raise ConfigError(
-                f"{reference.path} must define {reference.name}{nearest(reference.name, names) or '.'}"
-            )
+        names = [name for name in vars(module) if not name.startswith("_")]
+        near = nearest(reference.name, names) or "."
+        is_there = hasattr(module, reference.name)
+        check(is_there, f"{reference.path} must define {reference.name}{near}")
         value = getattr(module, reference.name)
         arguments = _arguments(reference)
-        if not isinstance(value, type):
-            if reference.arguments:
-                raise ConfigError(
-                    f"{reference.name} must be a class to take arguments, "
-                    f"got {type(value).__name__}."
-                )
-            return value
-        try:
-            return value(**arguments)
-        except (Exception, SystemExit) as error:
-            raise ConfigError(
-                f"{reference.path}:{reference.name} cannot be created with "
-                f"{reference.arguments or '()'}: {describe(error)}"
-            ) from error
+        if isinstance(value, type):
+            words = reference.arguments or "()"
+            with user_code(f"{reference.path}:{reference.name} must take the arguments {words}"):
+                return value(**arguments)
+        kind = type(value).__name__
+        check(not arguments, f"{reference.name} must be a class to take arguments, got {kind}.")
+        return value
 
 
 def digest(text: str) -> str:
@@ -150,11 +144,8 @@ def digest(text: str) -> str:
 
 def check_digest(name: object, text: object, recorded: object) -> None:
     """Refuse the source of a record that is not as it was recorded."""
-    if not isinstance(text, str) or digest(text) != recorded:
-        raise ConfigError(
-            f"The recorded source of {quoted(name)} must have the recorded sha256. "
-            "The record was changed."
-        )
+    is_same = isinstance(text, str) and digest(text) == recorded
+    check(is_same, f"The recorded source of {quoted(name)} must have its recorded sha256.")
 
 
 def digests(origin: Mapping[str, Any]) -> dict[str, str]:
@@ -190,6 +181,15 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}{line}: {first_line(error)}"
 
 
+@contextmanager
+def user_code(sentence: str) -> Iterator[None]:
+    """Turn any error of a user's code into a ConfigError that begins with the sentence."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{sentence}: {describe(error)}") from error
+
+
 def _parse(text: str) -> _Reference:
     match = _OBJECT.fullmatch(text)
     if match is None:
@@ -203,10 +203,11 @@ def _arguments(reference: _Reference) -> dict[str, Any]:
         return {}
     try:
         call = ast.parse(f"f{reference.arguments}", mode="eval").body
-        is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
-        # Without a name it is **mapping.
-        if not is_call or None in [word.arg for word in call.keywords]:
-            raise ValueError("not keyword arguments")
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("no keyword arguments")
+        # A keyword without a name is **mapping.
+        if None in [word.arg for word in call.keywords]:
+            raise ValueError("a mapping")
         return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ConfigError(
@@ -236,12 +237,8 @@ def _reader(folder: str) -> _Read:
 def _closure(first: str, read: _Read) -> dict[str, str]:
     """The text of a file and of every local file that it imports, directly or not, by path."""
     text = read(first)
-    if text is None:
-        raise ConfigError(
-            f"{quoted(first)} must be a file that is there. Check its path, "
-            "which is relative to the working directory."
-        )
-    texts, pending = {first: text}, [first]
+    check(text is not None, f"{quoted(first)} must be a file that is there. Check its path.")
+    texts, pending = {first: str(text)}, [first]
     while pending:
         path = pending.pop()
         for dotted in sorted(_imported(path, _tree(path, texts[path]))):
@@ -261,7 +258,7 @@ def _closure(first: str, read: _Read) -> dict[str, str]:
 
 
 def _imported(path: str, tree: ast.Module) -> set[str]:
-    """The dotted names, below the folder of the first file, of all that a file may import from it."""
+    """The dotted names of all modules that a file may import from the folder of the first file."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -398,7 +395,10 @@ _FINDER = _Finder()
 
 
 def _load_module(first: str, texts: Mapping[str, str], folder: str, kind: str) -> ModuleType:
-    """The module of the first file; the same text is loaded only once, so its classes are the same."""
+    """The module of the first file.
+
+    The same texts are loaded only once, so their classes are the same.
+    """
     paths: dict[str, str] = {}
     for path in texts:
         parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
@@ -409,8 +409,5 @@ def _load_module(first: str, texts: Mapping[str, str], folder: str, kind: str) -
         sys.meta_path.append(_FINDER)
     _FINDER.packages.setdefault(prefix, _Package(folder, texts, paths))
     dotted = next(dotted for dotted, path in paths.items() if path == first)
-    try:
+    with user_code(f"{quoted(first)} must be importable"):
         return import_module(f"{prefix}.{dotted}")
-    except (Exception, SystemExit) as error:
-        # A user's code can raise anything.
-        raise ConfigError(f"{first} fails with {describe(error)}") from error

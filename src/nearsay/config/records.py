@@ -1,4 +1,4 @@
-"""A run as its record describes it: the experiment as JSON, how two experiments differ, the name of the run.
+"""A run in its record: the experiment as JSON, how two experiments differ, the name of the run.
 
 `Any` stands here for what JSON can hold.
 """

@@ -46,6 +46,12 @@ class _Unreadable(Exception):
     """Text that is not of the declared type."""
 
 
+def check(is_right: object, sentence: str) -> None:
+    """Raise ConfigError with the sentence if something is not right."""
+    if not is_right:
+        raise ConfigError(sentence)
+
+
 def split_pairs(words: Sequence[str]) -> dict[str, str]:
     """Key -> text of words such as `key=value`; no key may occur twice."""
     pairs: dict[str, str] = {}
@@ -55,12 +61,10 @@ def split_pairs(words: Sequence[str]) -> dict[str, str]:
             is_path = word and "\0" not in word and os.path.exists(word)
             example = f"path={word}" if is_path else "seed=1"
             raise ConfigError(f"{quoted(word)} must be key=value, such as {example}.")
-        if key in pairs:
-            raise ConfigError(
-                f"{key} must be given once, got {quoted(pairs[key])} and {quoted(text)}."
-            )
-        if "\0" in word or not _is_encodable(word):
-            raise ConfigError(f"{quoted(word)} must be text that UTF-8 can encode, without NUL.")
+        is_text = "\0" not in word and _is_encodable(word)
+        check(is_text, f"{quoted(word)} must be text that UTF-8 can encode, without NUL.")
+        before = quoted(pairs.get(key))
+        check(key not in pairs, f"{key} must be given once, got {before} and {quoted(text)}.")
         pairs[key] = text
     return pairs
 
@@ -207,10 +211,8 @@ class _Change:
             number = _place(value, step, where)
             changed = self.of(value[number], _element_type(declared, number), depth + 1)
             return (*value[:number], changed, *value[number + 1 :])
-        if not _is_value(value):
-            raise ConfigError(
-                f"{where} must be set itself, got {quoted(step)} of it. It is {quoted(value)}."
-            )
+        itself = f"{where} must be set itself, got {quoted(step)} of it. It is {quoted(value)}."
+        check(_is_value(value), itself)
         names = _settable(value)
         if step not in names:
             what = f"{where} ({type(value).__name__})" if where else "an experiment"
@@ -303,7 +305,7 @@ def _is_required(field: "Field[Any]") -> bool:
 
 
 def _is_class(kind: Any) -> bool:
-    """Whether it is a class or a protocol whose objects no text can stand for."""
+    """Whether it is a class or a protocol with objects that no text can describe."""
     return isinstance(kind, type) and get_origin(kind) is None and kind not in (*NAMES, object)
 
 
@@ -314,7 +316,7 @@ def _choices(declared: Any) -> list[str]:
 
 
 def _read(text: str, declared: Any) -> Any:
-    """By the first type of a union that takes the text; paths and text take any, so they are last."""
+    """By the first type of a union that takes the text; a path or text takes any, so it is last."""
     for kind in sorted(members(declared), key=lambda kind: (kind is str, kind is Path)):
         try:
             return _read_as(text, kind)
@@ -345,7 +347,7 @@ def _read_as(text: str, kind: Any) -> Any:
             # One spelling of a path, so that it is one experiment.
             return Path(os.path.abspath(Path(text).expanduser()))
         except (OSError, RuntimeError):
-            # The home of nobody, or a working directory that was deleted.
+            # The home of an unknown user, or a working directory that was deleted.
             raise _Unreadable from None
     raise _Unreadable
 

@@ -1,6 +1,7 @@
-"""Recipes: functions that return an Experiment, and whose arguments are those of `nearsay train NAME`.
+"""Recipes: functions that return an Experiment, and that `nearsay train NAME` calls.
 
-`nearsay.recipes.digits(method="ncr", noise=0.4)` in Python is `nearsay train digits method=ncr noise=0.4` in a shell.
+`nearsay.recipes.digits(method="ncr", noise=0.4)` in Python is
+`nearsay train digits method=ncr noise=0.4` in a shell.
 Importing this does not import torch; a recipe is imported when it is first used.
 """
 

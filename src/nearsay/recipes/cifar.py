@@ -190,7 +190,7 @@ def cifar10(
         noise: share of the labels that is drawn anew; 0 changes none. Not used for human labels.
         kind: the noise; symmetric draws from all classes as ELR does, symmetric-strict from others.
         protocol: short (100 epochs), paper (250, as printed), or elr (as in its public code).
-        labels: the file of CIFAR-10N (CIFAR-10_human.pt, or an .npz with its arrays), for kind=human.
+        labels: the file of CIFAR-10N (CIFAR-10_human.pt, or an .npz of it), for kind=human.
         column: the labels of CIFAR-10N, for kind=human: aggre, worse, random1, random2 or random3.
         outside: the folder of CIFAR-100, which replaces some images, for kind=open-set.
         labeled: share of the labels that is kept; the other examples become unlabeled.
@@ -273,9 +273,9 @@ def cifar100(
         path: the folder cifar-100-python, or the folder that contains it.
         method: a name in docs/methods.md, or a loss of your own (FILE.py:NAME).
         noise: share of the labels that is drawn anew; 0 changes none. Not used for human labels.
-        kind: the noise; asymmetric-next is ELR's blocks of five, asymmetric-superclass the true one.
+        kind: the noise; asymmetric-next is by ELR's blocks of five, asymmetric-superclass is true.
         protocol: short (100 epochs), paper (250, as printed), or elr (as in its public code).
-        labels: the file of CIFAR-100N (CIFAR-100_human.pt, or an .npz of its arrays), for kind=human.
+        labels: the file of CIFAR-100N (CIFAR-100_human.pt, or an .npz of it), for kind=human.
         outside: the folder of CIFAR-10, which replaces some images, for kind=open-set.
         labeled: share of the labels that is kept; the other examples become unlabeled.
         held_out: training examples for validation, a share or a number; none is a tenth for elr.

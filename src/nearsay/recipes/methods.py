@@ -1,8 +1,8 @@
 """The table of methods that all recipes share: what a name such as `ncr+mixup` means.
 
-The weights of label smoothing, bootstrapping and mixup are .5, .5 and Beta(.5, .5), as in the released code of the
-paper, because the paper prints none. To add a method, add a row to `choose` and its name to `Method`. A loss of your
-own needs neither: every recipe takes it as `method=`.
+The weights of label smoothing, bootstrapping and mixup are .5, .5 and Beta(.5, .5), as in the
+released code of the paper, because the paper prints none. To add a method, add a row to `choose`
+and its name to `Method`. A loss of your own needs neither: every recipe takes it as `method=`.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ FeatureMethod = Literal[_Usual, _Oracle, _More]
 WebMethod = Literal[_Usual, "ncr+mixup+da", _More, _Views]
 
 OwnMethod = Objective | Callable[[Tensor, Tensor], Tensor]
-"""A loss of the user: an objective, or a function of logits and targets (B, C) that gives (B,) rows."""
+"""A loss of the user: an objective, or a function of (B, C) logits and targets with (B,) results."""
 Start = float | Literal["auto"]
 Neighbors = int | Literal["all"]
 
@@ -112,7 +112,7 @@ def choose(
 ) -> Choice:
     """The method of that name, made of the losses of the recipe; or a loss of the user alone.
 
-    `beside_elr` is the NCR whose base is ELR, for methods such as ncr+elr.
+    `beside_elr` is the NCR with ELR as its base, for methods such as ncr+elr.
     """
     if not isinstance(method, str):
         return Choice(as_objective(method))

@@ -1,9 +1,10 @@
 """Your own data: folders and tables of images, Hugging Face data sets, features, Python data sets.
 
-None of these settings needs the noise rate. The paper has no such experiments; those on web images suggest the
-settings. NCR needs good features, so a network with random weights learns without NCR for a quarter of the epochs
-(the paper: 50 of 130), and with pretrained weights or given features NCR starts at once. alpha=0.7 is between the 0.5
-of WebVision and the 0.9 of Clothing1M and mini-ImageNet, and k=10 is the paper's choice in most experiments.
+No setting needs the noise rate. The paper has no such experiments, but those on web images suggest
+the settings. NCR needs good features, so a network with random weights learns without NCR for a
+quarter of the epochs (the paper: 50 of 130). With pretrained weights or given features NCR starts
+at once. alpha=0.7 is between the 0.5 of WebVision and the 0.9 of Clothing1M and mini-ImageNet, and
+k=10 is the paper's choice in most experiments.
 """
 
 import os
@@ -305,7 +306,7 @@ def dataset(
         shape: of an example: 3,32,32 for images, 512 for features; none is image files.
         method: a name in docs/methods.md, or a loss of your own (FILE.py:NAME).
         epochs: how long to train.
-        batch_size: examples of a step; neighbors are found in it, so it needs several of each class.
+        batch_size: examples of a step; neighbors are found in it: it needs several of each class.
         held_out: training examples kept for validation, a share or a number; 0 uses all.
         seed: of the held-out examples, the weights, the order, the augmentation and the noise.
         noise: share of the labels to make wrong on purpose, to see what a method does about it.

@@ -26,7 +26,7 @@ def digits(
 ) -> Experiment:
     """The 1 797 digits of scikit-learn with label noise, on a ResNet-18 of a quarter of its width.
 
-    Reproduces: nothing of the paper; it shows in seconds what the methods do.
+    It shows in seconds what the methods do; the paper has no such experiment.
 
     Command: nearsay train digits method=ncr noise=0.4
 
@@ -77,7 +77,7 @@ def toy(
 ) -> Experiment:
     """Eight Gaussian classes in 32 dimensions, 2 000 examples, on a small perceptron.
 
-    Reproduces: nothing of the paper; data, network and settings are those of examples/toy.py.
+    Data, network and settings are those of examples/toy.py; the paper has no such experiment.
 
     Command: nearsay train toy method=ncr noise=0.4
 

@@ -164,7 +164,7 @@ def webvision(
 
     Args:
         path: the folder that contains info, google, flickr and val_images_256.
-        subset: mini is the first 50 classes of Google's images, batches of 256; full is all, of 1024.
+        subset: mini is 50 classes of Google's images in batches of 256; full is all, in 1024.
         method: a name in docs/methods.md, or a loss of your own (FILE.py:NAME).
         imagenet: the validation images of ILSVRC 2012, a second test set (second_test).
         partial: train on the images that are there, however many.
