@@ -11,7 +11,7 @@ import torch
 
 from nearsay import recipes
 from nearsay.batch import Batch, one_hot
-from nearsay.data import Cifar10, Cifar100, Toy
+from nearsay.data import Cifar10, Cifar100, Folder, Toy
 from nearsay.experiment import Experiment
 from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy
 from nearsay.losses.base import as_objective
@@ -526,7 +526,7 @@ def test_settings_of_ncr_are_refused_for_a_loss_of_the_user(name):
             RandomResizedCrop(size=96),
             96,
         ),
-        (None, ResNet(depth=18, small_images=False), RandomResizedCrop(size=224), 224),
+        ("files", ResNet(depth=18, small_images=False), RandomResizedCrop(size=224), 224),
     ],
 )
 def test_a_data_set_of_the_user_is_trained_by_the_shape_of_its_images(
@@ -543,6 +543,22 @@ def test_a_data_set_of_the_user_is_trained_by_the_shape_of_its_images(
 def test_a_data_set_of_features_is_trained_as_embeddings_are():
     experiment = recipes.dataset(Toy(), shape=(32,), batch_size=256)
     assert experiment == replace(made("embeddings"), data=Toy())
+    assert recipes.dataset(Toy(), batch_size=256) == experiment
+
+
+def test_a_data_set_that_describes_itself_is_not_opened(tmp_path):
+    class Described:
+        def __init__(self, shape):
+            self.shape = shape
+
+        def describe(self):
+            return self
+
+    assert own_data.find_shape(Described((3, 8, 8))) == (3, 8, 8)
+    assert own_data.find_shape(Described(None)) == "files"
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.jpg").write_bytes(b"")
+    assert own_data.find_shape(Folder(path=tmp_path)) == "files"
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (8, 8), ()])

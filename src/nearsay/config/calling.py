@@ -264,7 +264,7 @@ def _no_recipe(name: str) -> ConfigError:
 
 
 def _shape(pairs: Mapping[str, str], objects: Mapping[str, object], own: OwnFiles) -> str:
-    """The shape of an example of a data set, as text; none for image files.
+    """The shape of an example of a data set, as text.
 
     It is recorded with the run, so that the run can be read where the data is not.
     """
@@ -273,13 +273,11 @@ def _shape(pairs: Mapping[str, str], objects: Mapping[str, object], own: OwnFile
     elif "data" in pairs and own.is_object(pairs["data"]):
         data = own.read(pairs["data"])
     else:
-        return "none"
+        return "auto"
+    from nearsay.recipes.own_data import find_shape  # noqa: PLC0415  # brings torch
+
     with user_code("data must open its training split"):
-        if hasattr(data, "describe"):
-            shape = data.describe().shape
-        else:
-            shape = getattr(data.open("train").inputs, "shape", (None,))[1:] or None
-    return "none" if shape is None else ",".join(map(str, shape))
+        return str(_as_text(find_shape(data)))
 
 
 def _change(call: Call, pending: list[str], *, is_typed: bool = True) -> Call:
@@ -345,7 +343,8 @@ def _function(own: OwnFiles, name: str, text: str) -> Callable[..., Any]:
     """The function `recipe` of a user's file with this text."""
     recipe = vars(own.load_recipe(name, text)).get("recipe")
     is_function = inspect.isfunction(recipe)
-    check(is_function, f"{quoted(name)} must define a function `recipe(...) -> Experiment`.")
+    cure = f"Use {name}:NAME for a data set." if OwnFiles.is_object(f"{name}:NAME") else ""
+    check(is_function, f"{quoted(name)} must define a function `recipe(...)`. {cure}".rstrip())
     return cast(Callable[..., Any], recipe)
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nearsay.batch import Dataset
+from nearsay.batch import Dataset, Files
 from nearsay.data import Embeddings, Folder, Hub, Manifest
 from nearsay.experiment import Backbone, Experiment
 from nearsay.losses import NCR
@@ -25,6 +25,7 @@ from nearsay.transforms import IMAGENET_COLORS, Flip, PadCrop, RandomResizedCrop
 
 Weights = Literal["auto", "none"] | Path
 BadImages = Literal["skip", "stop"]
+Shape = tuple[int, ...] | Literal["auto", "files"]
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {
     "auto": 18,
@@ -285,7 +286,7 @@ def embeddings(
 def dataset(
     data: Dataset,
     *,
-    shape: tuple[int, ...] | None = None,
+    shape: Shape = "auto",
     method: Method | OwnMethod = "ncr",
     epochs: float = 30,
     batch_size: int = 64,
@@ -303,7 +304,7 @@ def dataset(
 
     Args:
         data: the data set, FILE.py:NAME on a command line.
-        shape: of an example: 3,32,32 for images, 512 for features; none is image files.
+        shape: of an example: 3,32,32 for images, 512 for features, or files; auto asks the data.
         method: a name in docs/methods.md, or a loss of your own (FILE.py:NAME).
         epochs: how long to train.
         batch_size: examples of a step; neighbors are found in it: it needs several of each class.
@@ -313,10 +314,12 @@ def dataset(
 
     Example:
         >>> from nearsay import data, recipes
-        >>> recipes.dataset(data.Digits(), shape=(3, 8, 8)).backbone.small_images
-        True
+        >>> recipes.dataset(data.Toy()).backbone.hidden
+        (512,)
     """
-    if shape is not None and len(shape) == 1:
+    if shape == "auto":
+        shape = find_shape(data)
+    if shape != "files" and len(shape) == 1:
         return _train_features(
             data,
             method=method,
@@ -327,13 +330,13 @@ def dataset(
             seed=seed,
             noise=noise,
         )
-    if shape is not None and (len(shape) != 3 or shape[0] != 3):
+    if shape != "files" and (len(shape) != 3 or shape[0] != 3):
         raise ValueError(
             f"shape must be 3,HEIGHT,WIDTH for images or one number for features, got {shape!r}."
         )
     size, is_small = 224, False
     network = _choose_network("auto", "auto")
-    if shape is not None:
+    if shape != "files":
         size, is_small = min(shape[1:]), max(shape[1:]) <= _SMALL
     if is_small:
         # Tiny images need a network that is fast on a CPU, as that of the recipe digits.
@@ -352,6 +355,16 @@ def dataset(
         bad_images="skip",
         is_small=is_small,
     )
+
+
+def find_shape(data: Dataset) -> tuple[int, ...] | Literal["files"]:
+    """The shape of an example: as the data set describes it, or else as its training split has it."""
+    describe = getattr(data, "describe", None)
+    if describe is not None:
+        described: tuple[int, ...] | None = describe().shape
+        return described or "files"
+    inputs = data.open("train").inputs
+    return "files" if isinstance(inputs, Files) else tuple(inputs.shape[1:])
 
 
 def _train_features(
