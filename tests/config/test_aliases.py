@@ -130,8 +130,9 @@ def test_a_recorded_recipe_that_imports_modules_of_before_is_run_with_those_of_t
 
 def test_a_source_of_today_is_not_changed():
     source = (
-        "from nearsay.data import Toy\nfrom nearsay.recipes import toy\nfrom mine.core import sure\n"
-        "from nearsay.recipes.methods import choose\nimport nearsay.losses\nx = toy(seed=1)\n"
+        "from nearsay.data import Toy\nfrom nearsay.recipes import toy\n"
+        "from mine.core import sure\nfrom nearsay.recipes.methods import choose\n"
+        "import nearsay.losses\nx = toy(seed=1)\n"
     )
     assert current_source(source) == source
 

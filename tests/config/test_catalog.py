@@ -91,7 +91,8 @@ def test_a_recipe_tells_its_defaults_as_on_a_command_line():
 def test_a_recipe_of_ones_own_is_read_and_not_run(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "raise SystemExit\ndef recipe(path, a=1, *, b='x', c):\n    '''Mine.\n\n    More.\n    '''\n"
+        "raise SystemExit\n"
+        "def recipe(path, a=1, *, b='x', c):\n    '''Mine.\n\n    More.\n    '''\n"
     )
     recipe = config.describe_recipe(str(file))
     assert recipe.summary == "Mine."

@@ -30,20 +30,11 @@ from nearsay.noise import Recorded
 from nearsay.optim import SGD
 from nearsay.transforms import Mixup, Views
 
-NAMES = [
-    "cifar10",
-    "cifar100",
-    "clothing1m",
-    "dataset",
-    "digits",
-    "embeddings",
-    "folder",
-    "hub",
-    "manifest",
-    "mini_imagenet",
-    "toy",
-    "webvision",
-]
+words_of = str.split
+NAMES = words_of(
+    "cifar10 cifar100 clothing1m dataset digits embeddings folder hub manifest mini_imagenet toy "
+    "webvision"
+)
 OWN = """
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +49,13 @@ class Mine(CrossEntropy):
     pair: tuple[int, float] = (1, 2.0)
     seen: object = None
 
-def recipe(number: int, share: float = 0.5, *, sure: bool = False, word: str = "a", place: Path = Path("/"),
-           maybe: int | None = 3, kind: Literal["x", "y", 2] = "x", pair: tuple[int, float] = (1, 2.0),
-           many: tuple[int, ...] = (), either: Literal["auto"] | Path = "auto", bare=4, unknown=None):
+def recipe(number: int, share: float = 0.5, *, sure: bool = False, word: str = "a",
+           place: str | Path = Path("/"), maybe: int | None = 3, kind: Literal["x", "y", 2] = "x",
+           pair: tuple[int, float] = (1, 2.0), many: tuple[int, ...] = (),
+           either: Literal["auto"] | Path = "auto", bare=4, unknown=None):
     seen = (number, share, sure, word, place, maybe, kind, pair, many, either, bare, unknown)
-    return Experiment(data=Toy(), normalize=None, objective=Mine(words=tuple(map(repr, seen)), seen=seen))
+    objective = Mine(words=tuple(map(repr, seen)), seen=seen)
+    return Experiment(data=Toy(), normalize=None, objective=objective)
 """
 
 
@@ -511,45 +504,16 @@ def test_two_views_are_overridden_by_name():
 
 
 JUNK = [
-    *(
-        "",
-        " ",
-        "none",
-        "None",
-        "nan",
-        "inf",
-        "-1",
-        "0",
-        "1",
-        "2",
-        "1e9",
-        "1e999",
-        "-1e-9",
-        "9" * 30,
-        "0x1F",
-        "1_000",
-    ),
-    *(
-        "true",
-        "false",
-        "auto",
-        "a,b",
-        "1,2,3",
-        "(1,)",
-        "()",
-        ",",
-        "../..",
-        "~",
-        "~x",
-        "/",
-        "é",
-        "\udcff",
-        "\0",
-        "=",
-        ".",
-    ),
-    *("__class__", "__import__('os')", "x" * 300, "{}", "[]", "٣", "1.", ".5", "+3"),
+    *words_of("none None nan inf -1 0 1 2 1e9 1e999 -1e-9 0x1F 1_000 true false auto a,b 1,2,3"),
+    *words_of("(1,) () , ../.. ~ ~x / é \udcff \0 = . __class__ __import__('os') {} [] ٣ 1. .5 +3"),
+    *("", " ", "9" * 30, "x" * 300, "a.py:B", "a.py:B(c=1)"),
 ]
+REQUIRED = {name: ["path=/data"] for name in NAMES if name != "dataset"} | {"toy": [], "digits": []}
+ARGUMENTS = words_of(
+    "k alpha noise seed epochs kind method size hidden weights labels pair start protocol "
+    "labeled hyper data backbone"
+)
+UNSET = words_of("mixup.alpha objective.bank.size objective.bank.kind outside.path noise.mapping")
 
 
 def dotted(tree, where=""):
@@ -612,47 +576,20 @@ def attempt(act, *arguments):
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_words_and_records_give_an_experiment_or_a_config_error(count, own):
     draw = random.Random(count)
-    required = {name: ["path=/data"] for name in NAMES if name != "dataset"}
-    required |= {"toy": [], "digits": []}
-    calls = [call_recipe(name, words) for name, words in required.items()] + [
+    calls = [call_recipe(name, words) for name, words in REQUIRED.items()] + [
         call_recipe(own, ["number=1"])
     ]
     calls.append(call_recipe("cifar10", ["path=/data", "method=gjs", "kind=asymmetric"]))
-    arguments = [
-        "k",
-        "alpha",
-        "noise",
-        "seed",
-        "epochs",
-        "kind",
-        "method",
-        "size",
-        "hidden",
-        "weights",
-        "labels",
-        "pair",
-        "start",
-        "protocol",
-        "labeled",
-        "hyper",
-    ]
-    unset = [
-        "mixup.alpha",
-        "objective.bank.size",
-        "objective.bank.kind",
-        "outside.path",
-        "noise.mapping",
-    ]
     accepted = dict.fromkeys(("arguments", "overrides", "records"), 0)
     for _ in range(count):
-        name = draw.choice([*required, *required, own, mutated(draw.choice(NAMES), draw)])
+        name = draw.choice([*REQUIRED, *REQUIRED, own, mutated(draw.choice(NAMES), draw)])
         words = [
-            *required.get(name, ["number=1"]),
-            *(a_word(arguments, draw) for _ in range(draw.randint(0, 2))),
+            *REQUIRED.get(name, ["number=1"]),
+            *(a_word(ARGUMENTS, draw) for _ in range(draw.randint(0, 2))),
         ]
         accepted["arguments"] += attempt(call_recipe, name, words)
         call = draw.choice(calls)
-        fields = [*dotted(to_tree(call.experiment)), *unset]
+        fields = [*dotted(to_tree(call.experiment)), *UNSET]
         changes = [a_word(fields, draw) for _ in range(draw.randint(1, 2))]
         accepted["overrides"] += attempt(apply_overrides, call, changes)
         record = {
@@ -722,7 +659,8 @@ def test_a_recipe_of_ones_own_that_cannot_take_a_value_is_not_asked_what_would_f
     source = (
         "from nearsay.data import Toy\nfrom nearsay.experiment import Experiment\n"
         "def recipe(epochs: float = 20.0) -> Experiment:\n"
-        "    return Experiment(data=Toy(), epochs=epochs, batch_size={10.0: 64, 20.0: 32}[epochs])\n"
+        "    batch_size = {10.0: 64, 20.0: 32}[epochs]\n"
+        "    return Experiment(data=Toy(), epochs=epochs, batch_size=batch_size)\n"
     )
     (tmp_path / "mine.py").write_text(source)
     assert left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=15")) == []

@@ -375,7 +375,7 @@ def test_nothing_of_the_folder_hides_a_module_of_python_or_nearsay(home):
         "from box import inner; four = inner.FOUR",
         "from box.inner import *; four = FOUR",
         "import circle; four = circle.FOUR",
-        "try:\n    import missing_module\nexcept ImportError:\n    from parts.four import FOUR as four",
+        "try:\n    import missing\nexcept ImportError:\n    from parts.four import FOUR as four",
     ],
 )
 def test_local_files_may_be_imported_in_every_way_of_python(home, line):

@@ -1,4 +1,4 @@
-"""The recipes against the printed tables, which are written down here a second time; and what their methods do."""
+"""The recipes against the printed tables, copied here a second time; and what methods do."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ from nearsay.transforms import (
 PATH = Path("/data/mine")
 CIFARS = {"cifar10": cifar10, "cifar100": cifar100}
 
-# The paper's list of network hyper-parameters: batch, learning rate, epochs, weight decay, depth of the ResNet.
+# The paper's network hyper-parameters: batch, learning rate, epochs, weight decay, depth.
 # Momentum is 0.9 and the warm-up 5 everywhere, the schedule a cosine.
 NETWORKS = {
     "cifar10": (256, 0.1, 250, 5e-4, 18),

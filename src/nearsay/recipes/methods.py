@@ -38,7 +38,7 @@ FeatureMethod = Literal[_Usual, _Oracle, _More]
 WebMethod = Literal[_Usual, "ncr+mixup+da", _More, _Views]
 
 OwnMethod = Objective | Callable[[Tensor, Tensor], Tensor]
-"""A loss of the user: an objective, or a function of (B, C) logits and targets with (B,) results."""
+"""A loss of the user: an objective, or a function of (B, C) logits and targets to (B,) rows."""
 Start = float | Literal["auto"]
 Neighbors = int | Literal["all"]
 
@@ -94,8 +94,9 @@ class Choice(NamedTuple):
             fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
         if self.is_strong:
             start = max(1.0, round(epochs / 10))
+            vote: Any = self.objective
             fields |= {"averaging": 0.99, "self_taught": True}
-            fields["objective"] = replace(self.objective, start_epoch=start)  # type: ignore[type-var]
+            fields["objective"] = replace(vote, start_epoch=start)
         if self.propagates:
             fields["propagate_at"] = max(1, round(epochs / 2))
         return fields

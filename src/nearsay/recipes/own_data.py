@@ -358,7 +358,7 @@ def dataset(
 
 
 def find_shape(data: Dataset) -> tuple[int, ...] | Literal["files"]:
-    """The shape of an example: as the data set describes it, or else as its training split has it."""
+    """The shape of an example: from `data.describe()`, or else from the training split."""
     describe = getattr(data, "describe", None)
     if describe is not None:
         described: tuple[int, ...] | None = describe().shape
