@@ -99,6 +99,13 @@ class Flips:
 
     def __call__(self, labels, inputs=None):
         return labels
+
+@dataclass(frozen=True, kw_only=True)
+class Still:
+    num_draws: int = 0
+
+    def apply(self, images, draws):
+        return images
 """
 
 
@@ -180,6 +187,11 @@ def test_data_network_and_noise_of_a_file_take_the_place_of_those_of_a_recipe(ho
     assert call_recipe("clothing1m", ["path=x", "noise.rate=1"][:1]).experiment.noise is None
     experiment = toy(overrides=["noise=my_net.py:Flips(rate=0.25)"]).experiment
     assert experiment.noise.rate == 0.25
+    changes = ["augment.transforms.1=my_net.py:Still", "normalize=my_net.py:Still"]
+    call = apply_overrides(call, changes)
+    kept, still = call.experiment.augment.transforms
+    assert (type(kept).__name__, still) == ("PadCrop", call.experiment.normalize)
+    assert from_origin(call.origin) == call
 
 
 def test_every_file_that_is_imported_is_recorded_with_its_hash_and_no_other(home):

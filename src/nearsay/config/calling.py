@@ -229,7 +229,7 @@ def _call_typed(
     if name == "dataset" and "shape" not in pairs:
         pairs = {**pairs, "shape": _shape(pairs, objects, own)}
     call = _call(recipe, name, pairs, record, own, objects)
-    return _change(call, changes) if changes else call
+    return _change(call, changes)
 
 
 def _resolve(source: str) -> tuple[str, dict[str, str]]:
@@ -387,8 +387,7 @@ def _call(
     if own.words:
         # Refuses what cannot be recorded before a run begins.
         to_tree(experiment)
-    call = Call(experiment, origin)
-    return _change(call, changes, is_typed=own.is_typed) if changes else call
+    return _change(Call(experiment, origin), changes, is_typed=own.is_typed)
 
 
 def _read_arguments(

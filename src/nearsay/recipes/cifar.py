@@ -212,6 +212,7 @@ def cifar10(
     _check_kind(kind, labels=labels, column=column, outside=outside, other="CIFAR-100")
     if kind == "human" and column is None:
         raise ValueError("column must be given with kind=human. Try column=worse.")
+    # ELR has other settings for asymmetric noise, and for two networks.
     is_asymmetric, is_within = kind.startswith("asymmetric"), kind == "open-set-within"
     table = _ALONE10
     if is_pair(method):
@@ -297,6 +298,7 @@ def cifar100(
     is_double = is_pair(method)
     table = _PAIR100 if is_double else _ALONE100
     training = pick("protocol", protocol, table).stretched(epochs)
+    # With 100 classes the public ELR+ raises the weight of its term slowly.
     ramp = training.ramp if is_double else 0.0
     return _make_experiment(
         Cifar100(path=path, labels=labels),

@@ -379,6 +379,7 @@ def _train_features(
     noise: float,
 ) -> Experiment:
     choice = choose(method, ncr=NCR())
+    # Transforms make views of images only.
     if choice.num_views == 2:
         raise ValueError(f"method must compare one view, because features have one, got {method}.")
     return Experiment(
@@ -387,6 +388,7 @@ def _train_features(
         held_out=held_out,
         backbone=MLP(hidden=hidden),
         **choice.fields(epochs),
+        # The scale of features is unknown here; the perceptron normalizes its hidden layers.
         normalize=None,
         optimizer=AdamW(lr=1e-3),
         schedule=Cosine(warmup=warmup(epochs, 1.0)),
@@ -412,6 +414,7 @@ def _train_images(
 ) -> Experiment:
     start_epoch, rate = max(0, round(epochs / 4)), 0.05
     if network.is_pretrained:
+        # The features are good already, and a high learning rate would undo them.
         start_epoch, rate = 0, 0.01
     choice = choose(method, ncr=NCR(alpha=0.7, k=10, start_epoch=start_epoch))
     augment = choice.augment(RandomResizedCrop(size=size), Flip())
@@ -429,6 +432,7 @@ def _train_images(
         normalize=IMAGENET_COLORS,
         image_size=size,
         bad_images=bad_images,
+        # Larger batches make fewer steps, so each step is larger.
         optimizer=SGD(lr=rate * max(1, batch_size) / 64),
         schedule=Cosine(warmup=warmup(epochs, 5.0)),
         epochs=epochs,

@@ -110,10 +110,12 @@ def mini_imagenet(
         start_epoch=start_epoch(start, row.start, num_epochs / 130),
         variant=hyper,
     )
+    # The settings of ELR on CIFAR-100.
     choice = choose(method, ncr=ncr, elr=ELR(beta=0.9, weight=7.0))
     crop, network = RandomResizedCrop(size=224), ResNet(depth=18, small_images=False)
     colors = IMAGENET_COLORS
     if hyper == "released":
+        # The released code crops harder, scales pixels to [-1, 1] and changes the network.
         colors = PLUS_MINUS_ONE
         crop = RandomResizedCrop(size=224, area=(0.05, 1.0))
         network = ResNet(
@@ -192,6 +194,7 @@ def webvision(
     num_classes = 1000
     if subset == "mini":
         data, num_classes = MiniWebVision(path=path, partial=partial), 50
+    # ImageNet has the same classes, so its validation images are a clean second test.
     second_test = None
     if imagenet is not None:
         second_test = ImageNetValidation(
@@ -259,6 +262,7 @@ def clothing1m(
     choice = choose(method, ncr=ncr)
     return Experiment(
         data=Clothing1M(path=path, partial=partial),
+        # The paper draws every class equally often, because the classes differ in size.
         balanced=True,
         backbone=ResNet(depth=50, small_images=False),
         init=None if weights is None else str(weights),
