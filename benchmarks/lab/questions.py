@@ -25,7 +25,7 @@ from lab.run_queue import (
     leak,
     without,
 )
-from nearsay.recipes.cifar10 import LEARNED
+from nearsay.recipes.cifar import LEARNED
 from nearsay.report.groups import Spread
 
 _STAGE_TITLES = {

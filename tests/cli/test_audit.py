@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from nearsay import cli
-from nearsay.config.commands import command_again
+from nearsay.config import command_again
 from nearsay.doors.audit import audit_run
 from nearsay.label_issues import audit
 from nearsay.training.evaluate import evaluation_cells

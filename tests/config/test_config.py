@@ -4,7 +4,6 @@ import random
 import string
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,24 +24,17 @@ from nearsay.config import (
     substantial,
     to_tree,
 )
+from nearsay.config.text import quoted
 from nearsay.losses import NCR, Bank, Bootstrap
 from nearsay.noise import Recorded
 from nearsay.optim import SGD
 from nearsay.transforms import Mixup, Views
 
-NAMES = [
-    "cifar10",
-    "cifar100",
-    "clothing1m",
-    "digits",
-    "embeddings",
-    "folder",
-    "hub",
-    "manifest",
-    "mini_imagenet",
-    "toy",
-    "webvision",
-]
+words_of = str.split
+NAMES = words_of(
+    "cifar10 cifar100 clothing1m dataset digits embeddings folder hub manifest mini_imagenet toy "
+    "webvision"
+)
 OWN = """
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +49,13 @@ class Mine(CrossEntropy):
     pair: tuple[int, float] = (1, 2.0)
     seen: object = None
 
-def recipe(number: int, share: float = 0.5, *, sure: bool = False, word: str = "a", place: Path = Path("/"),
-           maybe: int | None = 3, kind: Literal["x", "y", 2] = "x", pair: tuple[int, float] = (1, 2.0),
-           many: tuple[int, ...] = (), either: Literal["auto"] | Path = "auto", bare=4, unknown=None):
+def recipe(number: int, share: float = 0.5, *, sure: bool = False, word: str = "a",
+           place: str | Path = Path("/"), maybe: int | None = 3, kind: Literal["x", "y", 2] = "x",
+           pair: tuple[int, float] = (1, 2.0), many: tuple[int, ...] = (),
+           either: Literal["auto"] | Path = "auto", bare=4, unknown=None):
     seen = (number, share, sure, word, place, maybe, kind, pair, many, either, bare, unknown)
-    return Experiment(data=Toy(), normalize=None, objective=Mine(words=tuple(map(repr, seen)), seen=seen))
+    objective = Mine(words=tuple(map(repr, seen)), seen=seen)
+    return Experiment(data=Toy(), normalize=None, objective=objective)
 """
 
 
@@ -90,7 +84,7 @@ def cifar10(*overrides):
     return apply_overrides(call_recipe("cifar10", ["path=/data"]), overrides)
 
 
-def test_recipes_are_named_by_their_files():
+def test_the_recipes_are_those_of_the_package():
     assert recipe_names() == NAMES
 
 
@@ -108,9 +102,7 @@ print(sorted({"torch", "numpy"} & sys.modules.keys()))
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     sentence, heavy = output.splitlines()
-    assert sentence.startswith(
-        "there is no recipe 'cifr10' (did you mean cifar10?); there are cifar10, cifar100,"
-    )
+    assert sentence.endswith("got 'cifr10'. Did you mean cifar10?")
     assert heavy == "[]"
 
 
@@ -161,110 +153,61 @@ def test_paths_are_made_absolute_in_the_experiment_and_in_the_record(own, monkey
     assert from_origin(call.origin).experiment == call.experiment
 
 
-@pytest.mark.parametrize(
-    ("name", "recipe"), [("photos", "folder"), ("a.csv", "manifest"), ("b.npz", "embeddings")]
-)
-def test_data_where_a_recipe_should_stand_is_told_what_trains_on_it(
-    tmp_path, monkeypatch, name, recipe
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    for file in ("a.csv", "b.npz"):
-        (tmp_path / file).write_text("")
-    with pytest.raises(
-        ConfigError, match=f"its .py file; for data, nearsay train {recipe} path={name}$"
-    ):
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "", "methods", "../toy", "cifar"])
+def test_a_name_of_nothing_is_refused(name):
+    with pytest.raises(ConfigError) as caught:
         call_recipe(name, [])
-
-
-@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
-def test_a_name_that_no_file_can_have_is_no_recipe(name):
-    with pytest.raises(ConfigError, match=r"its \.py file$"):
-        call_recipe(name, [])
+    assert quoted(name) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "arguments", "sentence"),
+    ("recipe", "arguments", "words"),
     [
-        ("quagga", "", "there is no recipe 'quagga'; there are cifar10, "),
-        ("methods", "", "there is no recipe 'methods'"),
-        (
-            "toy",
-            "backbone.hidden=3",
-            "is a field, not what the recipe toy takes; --set backbone.hidden=3 changes it",
-        ),
-        ("_cifar", "", "there is no recipe '_cifar'"),
-        ("../toy", "", "there is no recipe '../toy'"),
-        ("", "", "there is no recipe ''"),
-        ("toy", "noise", "'noise' must be key=value"),
-        ("toy", "=3", "'=3' must be key=value, such as seed=1"),
-        ("folder", "/", "'/' must be key=value, such as path=/"),
-        ("toy", "seed=1 seed=2", "seed is given twice, as '1' and '2'; give it once"),
-        (
-            "toy",
-            "sede=1",
-            "the recipe toy has no 'sede' (did you mean seed?); it takes method, noise, epochs, seed",
-        ),
-        ("toy", "seed=1.5", "seed='1.5' must be a whole number"),
-        ("toy", "seed=1e3", "seed='1e3' must be a whole number"),
-        ("toy", "seed=", "seed='' must be a whole number"),
-        (
-            "toy",
-            "seed=99999999999999999999",
-            "seed='99999999999999999999' must be a whole number of at most 18 digits",
-        ),
-        ("toy", "noise=much", "noise='much' must be a number"),
-        ("toy", "noise=nan", "noise='nan' must be a number"),
-        ("toy", "noise=1e999", "noise='1e999' must be a number"),
-        ("toy", "noise=2", "rate 2.0 must be a number from 0 to 1"),
-        ("toy", "epochs=-1", "epochs=-1.0 must be a number from 0.001"),
-        ("toy", "method=nrc", "elr+, ncr+elr+, label-propagation (did you mean ncr?)"),
-        ("toy", "seed=1\0", "holds characters that no text file can"),
-        ("toy", "seed=\udcff", "holds characters that no text file can"),
-        ("cifar10", "", "the recipe cifar10 needs path=, which must be a path"),
-        ("cifar10", "path=", "path='' must be a path"),
-        ("cifar10", "path=~no_such_user/x", "path='~no_such_user/x' must be a path"),
-        (
-            "cifar10",
-            "path=x alpha=2",
-            "alpha=2.0 must be a number from 0 to 1: 0 is the base alone, 1 no labels at all",
-        ),
-        ("cifar10", "path=x k=0", "k=0 must be a whole number of at least 1, or all"),
-        ("cifar10", "path=x k=few", "k='few' must be all, or a whole number, or none"),
-        (
-            "cifar10",
-            "path=x kind=odd",
-            "kind='odd' must be one of symmetric, symmetric-strict, asymmetric, ",
-        ),
-        ("cifar10", "path=x start=soon", "start='soon' must be auto, or a number, or none"),
-        ("cifar10", "path=x protocol=long", "protocol='long' must be one of short, paper, elr"),
-        (
-            "cifar10",
-            "path=x noise_per_network=yes",
-            "noise_per_network=true is for two networks, and method='ncr' has",
-        ),
-        ("mini_imagenet", "path=x noise=0.3", "noise=0.3 must be one of 0.0, 0.2, 0.4, 0.8"),
-        ("mini_imagenet", "path=x color=green", "color='green' must be one of red, blue"),
-        ("webvision", "path=x subset=tiny", "subset='tiny' must be one of mini, full"),
-        ("clothing1m", "path=x method=oracle", "method='oracle' must be one of standard, mixup, "),
-        (
-            "embeddings",
-            "path=x hidden=a",
-            "hidden='a' must be a whole number, or several separated by commas",
-        ),
-        ("embeddings", "path=x hidden=", "hidden is (); it must name the width"),
-        (
-            "no_such_file.py",
-            "",
-            "there is no recipe 'no_such_file.py'; check the name, and the folder that it is",
-        ),
+        ("toy", "backbone.hidden=3", ["'backbone.hidden'", "--set backbone.hidden=3"]),
+        ("toy", "noise", ["'noise'"]),
+        ("toy", "=3", ["'=3'", "seed=1"]),
+        ("folder", "/", ["'/'", "path=/"]),
+        ("toy", "seed=1 seed=2", ["seed", "'1'", "'2'"]),
+        ("toy", "sede=1", ["'sede'", "method, noise, epochs, seed", "mean seed?"]),
+        ("toy", "seed=1.5", ["seed", "'1.5'", "whole number"]),
+        ("toy", "seed=1e3", ["seed", "'1e3'", "whole number"]),
+        ("toy", "seed=", ["seed", "''", "whole number"]),
+        ("toy", "seed=99999999999999999999", ["seed", "18 digits"]),
+        ("toy", "noise=nan", ["noise", "'nan'", "a number"]),
+        ("toy", "noise=1e999", ["noise", "'1e999'", "a number"]),
+        ("toy", "noise=2", ["rate", "2.0"]),
+        ("toy", "epochs=-1", ["epochs", "-1.0"]),
+        ("toy", "method=nrc", ["method", "ncr+elr+, label-propagation", "mean ncr?"]),
+        ("toy", "seed=1\0", ["NUL"]),
+        ("toy", "seed=\udcff", ["UTF-8"]),
+        ("cifar10", "", ["path", "cifar10"]),
+        ("cifar10", "path=", ["path", "''"]),
+        ("cifar10", "path=~no_such_user/x", ["path", "'~no_such_user/x'"]),
+        ("cifar10", "path=x alpha=2", ["alpha", "2.0"]),
+        ("cifar10", "path=x k=0", ["k", "0", "or all"]),
+        ("cifar10", "path=x k=few", ["k", "'few'", "all, or a whole number, or none"]),
+        ("cifar10", "path=x start=soon", ["start", "'soon'", "auto, or a number, or none"]),
+        ("cifar10", "path=x noise_per_network=yes", ["noise_per_network", "method=ncr"]),
+        ("mini_imagenet", "path=x noise=0.3", ["noise", "0.3", "0.0, 0.2, 0.4, 0.8"]),
+        ("webvision", "path=x subset=tiny", ["subset", "'tiny'", "mini, full"]),
+        ("clothing1m", "path=x method=oracle", ["method", "'oracle'"]),
+        ("embeddings", "path=x hidden=a", ["hidden", "'a'", "separated by commas"]),
+        ("embeddings", "path=x hidden=", ["hidden", "()"]),
+        ("no_such_file.py", "", ["'no_such_file.py'"]),
+        ("no_such_table.csv", "", ["'no_such_table.csv'"]),
+        ("no/such/folder", "", ["'no/such/folder'"]),
     ],
 )
-def test_a_wrong_command_line_is_refused_in_one_sentence(recipe, arguments, sentence):
+def test_a_wrong_command_line_is_refused_in_one_sentence(recipe, arguments, words):
     with pytest.raises(ConfigError) as caught:
         call_recipe(recipe, arguments.split())
-    assert sentence in str(caught.value)
+    assert [word for word in words if word not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
+
+
+def test_a_method_of_an_earlier_version_is_refused_with_its_new_name():
+    with pytest.raises(ConfigError, match="Use neighbor-vote"):
+        call_recipe("digits", ["method=nearsay"])
 
 
 def test_long_words_are_quoted_in_short():
@@ -274,44 +217,35 @@ def test_long_words_are_quoted_in_short():
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("source", "words"),
     [
-        ("def recipe(:", "the recipe 'own.py' fails with SyntaxError in line 1: "),
-        (
-            "import no_such_module",
-            "the recipe 'own.py' fails with ModuleNotFoundError: No module named",
-        ),
-        ("1 / 0", "the recipe 'own.py' fails with ZeroDivisionError: division by zero"),
-        ("import sys; sys.exit('no GPU')", "the recipe 'own.py' fails with SystemExit: no GPU"),
-        ("def recipe(): raise SystemExit", "the recipe own.py fails with SystemExit: SystemExit"),
-        ("def recipe(): exit(1)", "the recipe own.py fails with SystemExit: 1"),
-        ("x = 1", "'own.py' defines no function `recipe`"),
-        ("recipe = 3", "'own.py' defines no function `recipe`"),
-        ("def recipe(): return 3", "the recipe own.py returned 3; it must return an Experiment"),
-        (
-            "def recipe(): return [][1]",
-            "the recipe own.py fails with IndexError: list index out of range",
-        ),
-        ("def recipe(): raise ValueError('too much')", "too much"),
-        (
-            "def recipe(x: 'Nowhere' = 1): pass",
-            "the types that own.py declares cannot be read: name 'Nowhere'",
-        ),
-        ("def recipe(x, /): pass", "the recipe own.py fails with TypeError: "),
+        ("x = 1\ndef recipe(:", ["SyntaxError in line 2"]),
+        ("import no_such_module", ["ModuleNotFoundError in line 1", "no_such_module"]),
+        ("x = 1\n1 / 0", ["ZeroDivisionError in line 2"]),
+        ("import sys; sys.exit('no GPU')", ["SystemExit", "no GPU"]),
+        ("def recipe(): raise SystemExit", ["SystemExit"]),
+        ("x = 1", ["function `recipe"]),
+        ("recipe = 3", ["function `recipe"]),
+        ("def recipe(): return 3", ["an Experiment", "got 3"]),
+        ("def recipe():\n    return [][1]", ["IndexError in line 2"]),
+        ("def recipe(): raise ValueError('too much')", ["too much"]),
+        ("def recipe(x: 'Nowhere' = 1): pass", ["types", "'Nowhere'"]),
+        ("def recipe(x, /): pass", ["TypeError"]),
     ],
 )
-def test_a_wrong_recipe_of_the_user_is_refused_in_one_sentence(tmp_path, source, sentence):
+def test_a_wrong_recipe_of_the_user_is_refused_in_one_sentence(tmp_path, source, words):
     path = tmp_path / "own.py"
     path.write_text(source)
     with pytest.raises(ConfigError) as caught:
         call_recipe(str(path), [])
-    assert sentence in str(caught.value)
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert "\n" not in str(caught.value)
 
 
 def test_a_recipe_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "own.py"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read: "):
+    with pytest.raises(ConfigError, match=r"own.py.*UTF-8"):
         call_recipe(str(path), [])
 
 
@@ -354,80 +288,52 @@ def test_an_override_changes_one_field_and_no_other(change, read, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "words"),
     [
-        ("epochs", "'epochs' must be key=value"),
-        (
-            "epoch=3",
-            "an experiment has no field 'epoch' (did you mean epochs?); it has data, noise, outside, ",
-        ),
-        (
-            "objective.alhpa=1",
-            "objective (NCR) has no field 'alhpa' (did you mean alpha?); it has alpha, k, temperature",
-        ),
-        ("objective.alpha=2", "alpha=2.0 must be a number from 0 to 1: 0 is the base alone"),
-        ("objective.k=5.0", "objective.k='5.0' must be a whole number, or none"),
-        ("objective.variant=new", "objective.variant='new' must be one of paper, released"),
-        ("objective.mask_partners=2", "objective.mask_partners='2' must be true or false"),
-        ("batch_size=1e3", "batch_size='1e3' must be a whole number"),
-        ("batch_size=1", "batch_size=1 must be a whole number of at least 2"),
-        ("schedule.warmup=200", "warmup=200.0 must end before the 100 epochs do"),
-        (
-            "schedule=none",
-            "schedule='none' cannot be read; set its parts: schedule.warmup, schedule.final",
-        ),
-        ("mixup=yes", "mixup='yes' must be none, or set its parts: mixup.alpha"),
-        (
-            "mixup.alhpa=1",
-            "mixup is none and could not have 'alhpa' (did you mean alpha?); it could have alpha",
-        ),
-        ("mixup.alpha=0", "alpha=0.0 must be a number above 0"),
-        (
-            "outside.path=x",
-            "outside is none, and path alone does not make one; choose it in a recipe",
-        ),
-        (
-            "augment.transforms=none",
-            "cannot be read; set its parts: augment.transforms.0.padding, ",
-        ),
-        ("augment.transforms.2.padding=1", "augment.transforms has no '2'; it has numbers 0 to 1"),
-        (
-            "augment.transforms.-1.padding=1",
-            "augment.transforms has no '-1'; it has numbers 0 to 1",
-        ),
-        (
-            "augment.transforms.0.x=1",
-            "augment.transforms.0 (PadCrop) has no field 'x'; it has padding, mode",
-        ),
-        (
-            "normalize.std=1,2",
-            "normalize.std='1,2' must be 3 values separated by commas, each a number",
-        ),
-        ("backbone.head=1", "backbone.head='1' cannot be read; choose it in a recipe"),
-        ("backbone.head.scale=1", "backbone.head (LinearHead) has no field 'scale'; it has none"),
-        ("seed.x=1", "seed is 0 and has no 'x'; set seed itself"),
-        ("networks=3", "networks='3' must be one of 1, 2"),
-        ("networks=2", "networks=2 needs averaging="),
-        ("..=1", "an experiment has no field ''"),
+        ("epochs", ["'epochs'", "key=value"]),
+        ("epoch=3", ["'epoch'", "data, noise, outside, ", "mean epochs?"]),
+        ("objective.alhpa=1", ["'alhpa'", "objective (NCR)", "mean alpha?"]),
+        ("objective.alpha=2", ["alpha", "2.0"]),
+        ("objective.k=5.0", ["objective.k", "'5.0'", "whole number, or none"]),
+        ("objective.variant=new", ["objective.variant", "'new'", "paper, released"]),
+        ("objective.mask_partners=2", ["objective.mask_partners", "'2'", "true or false"]),
+        ("batch_size=1", ["batch_size", "1"]),
+        ("schedule.warmup=200", ["warmup", "200.0"]),
+        ("schedule=none", ["schedule", "'none'", "schedule.warmup, schedule.final"]),
+        ("mixup=yes", ["mixup", "'yes'", "none", "mixup.alpha"]),
+        ("mixup.alhpa=1", ["'alhpa'", "mixup, which is none", "mean alpha?"]),
+        ("mixup.alpha=0", ["alpha", "0.0"]),
+        ("outside.path=x", ["outside", "path", "FILE.py:NAME"]),
+        ("augment.transforms=none", ["augment.transforms", "augment.transforms.0.padding, "]),
+        ("augment.transforms.2.padding=1", ["'2'", "0 to 1"]),
+        ("augment.transforms.-1.padding=1", ["'-1'", "0 to 1"]),
+        ("augment.transforms.0.x=1", ["'x'", "augment.transforms.0 (PadCrop)", "padding, mode"]),
+        ("normalize.std=1,2", ["normalize.std", "'1,2'", "3 values"]),
+        ("backbone.head=1", ["backbone.head", "'1'"]),
+        ("backbone.head.scale=1", ["'scale'", "backbone.head (LinearHead)", "none"]),
+        ("seed.x=1", ["seed", "'x'", "0"]),
+        ("networks=3", ["networks", "'3'", "1, 2"]),
+        ("networks=2", ["networks", "averaging"]),
+        ("..=1", ["''", "an experiment"]),
     ],
 )
-def test_a_wrong_override_is_refused_in_one_sentence(change, sentence):
+def test_a_wrong_override_is_refused_in_one_sentence(change, words):
     with pytest.raises(ConfigError) as caught:
         override(cifar10().experiment, change)
-    assert sentence in str(caught.value)
+    assert [word for word in words if word not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
 
 
 def test_none_cannot_be_filled_where_the_kind_is_in_doubt():
-    with pytest.raises(ConfigError, match="augment is none, and first alone does not make one"):
+    with pytest.raises(ConfigError, match=r"augment.*first"):
         override(cifar10("augment=none").experiment, "augment.first=1")
 
 
 def test_the_labels_of_a_record_cannot_be_overridden_by_text():
     experiment = replace(toy().experiment, noise=Recorded(given=torch.tensor([0, 1])))
-    with pytest.raises(ConfigError, match=r"noise.given='3' must be chosen in a recipe"):
+    with pytest.raises(ConfigError, match=r"noise\.given.*'3'"):
         override(experiment, "noise.given=3")
-    with pytest.raises(ConfigError, match="has no field 'digest'"):
+    with pytest.raises(ConfigError, match="'digest'"):
         override(experiment, "noise.digest=x")
 
 
@@ -441,9 +347,9 @@ def test_overrides_may_come_in_any_order_and_are_recorded_in_one_that_works():
 
 
 def test_the_first_override_that_stays_impossible_is_named():
-    with pytest.raises(ConfigError, match=r"warmup=1.0 must end before the 0.5 epochs do"):
+    with pytest.raises(ConfigError, match=r"warmup.*1\.0"):
         cifar10("epochs=0.5", "seed=x", "seed.y=1")
-    with pytest.raises(ConfigError, match="seed is given twice"):
+    with pytest.raises(ConfigError, match=r"^seed"):
         cifar10("seed=1", "seed=2")
 
 
@@ -468,30 +374,31 @@ def test_a_recipe_of_the_user_is_kept_in_the_record(own):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "words"),
     [
-        ({"recipe": "os"}, "there is no recipe 'os'"),
-        ({"recipe": "nearsay.recipes.toy"}, "there is no recipe 'nearsay.recipes.toy'"),
-        ({"recipe": None}, "the recipe is recorded as None; it must be a name"),
-        ({"recipe": "/tmp/x.py"}, "there is no recipe '/tmp/x.py'"),
-        ({"arguments": ["seed=1"]}, "the arguments are recorded as ['seed=1']"),
-        ({"arguments": {"seed": 1}}, "the arguments are recorded as {'seed': 1}"),
-        ({"arguments": {"seed=1": "2"}}, "the arguments are recorded as {'seed=1': '2'}"),
-        ({"overrides": "seed=1"}, "the overrides are recorded as 'seed=1'"),
-        ({"overrides": [1]}, "the overrides are recorded as [1]"),
-        ({"overrides": ["seed"]}, "'seed' must be key=value"),
-        (
-            {"source": OWN, "sha256": "0" * 64},
-            "the source of the recipe 'toy' is not as it was recorded",
-        ),
-        ({"source": OWN}, "the source of the recipe 'toy' is not as it was recorded"),
-        ({"source": 3, "sha256": "0"}, "the source of the recipe 'toy' is not as it was recorded"),
+        ({"recipe": "os"}, ["recipe", "'os'"]),
+        ({"recipe": "nearsay.recipes.toy"}, ["recipe", "'nearsay.recipes.toy'"]),
+        ({"recipe": None}, ["recipe", "None"]),
+        ({"recipe": "/tmp/x.py"}, ["recipe", "'/tmp/x.py'"]),
+        ({"recipe": "."}, ["recipe", "'.'"]),
+        ({"arguments": ["seed=1"]}, ["arguments", "['seed=1']"]),
+        ({"arguments": {"seed": 1}}, ["arguments", "{'seed': 1}"]),
+        ({"arguments": {"seed=1": "2"}}, ["arguments", "{'seed=1': '2'}"]),
+        ({"overrides": "seed=1"}, ["overrides", "'seed=1'"]),
+        ({"overrides": [1]}, ["overrides", "[1]"]),
+        ({"overrides": ["seed"]}, ["'seed'", "key=value"]),
+        ({"source": OWN, "sha256": "0" * 64}, ["'toy'", "sha256"]),
+        ({"source": OWN}, ["'toy'", "sha256"]),
+        ({"source": 3, "sha256": "0"}, ["'toy'", "sha256"]),
+        ({"files": []}, ["files", "[]"]),
+        ({"files": {"a.py": "x = 1"}}, ["'a.py'", "sha256"]),
+        ({"files": {"a.py": {"source": "x = 1", "sha256": "0"}}}, ["'a.py'", "sha256"]),
     ],
 )
-def test_a_damaged_record_is_refused_in_one_sentence(change, sentence):
+def test_a_damaged_record_is_refused_in_one_sentence(change, words):
     with pytest.raises(ConfigError) as caught:
         from_origin({**toy().origin, **change})
-    assert sentence in str(caught.value)
+    assert [word for word in words if word not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("record", [None, 3, "toy", [], {}])
@@ -538,7 +445,7 @@ def test_trees_differ_exactly_where_values_do():
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, print, SGD, np.array([object()])])
 def test_what_cannot_be_written_down_is_refused(value):
-    with pytest.raises(ConfigError, match="cannot be written down; make"):
+    with pytest.raises(ConfigError, match=r"frozen dataclass|numbers"):
         to_tree(value)
 
 
@@ -585,7 +492,7 @@ def test_differences_name_the_field_and_both_values():
 def test_one_place_of_a_tuple_is_read_as_that_place_declares(own):
     experiment = call_recipe(own, ["number=1"]).experiment
     assert override(experiment, "objective.pair.1=4.5").objective.pair == (1, 4.5)
-    with pytest.raises(ConfigError, match=r"objective.pair.0='4.5' must be a whole number"):
+    with pytest.raises(ConfigError, match=r"objective\.pair\.0.*'4\.5'"):
         override(experiment, "objective.pair.0=4.5")
 
 
@@ -597,45 +504,16 @@ def test_two_views_are_overridden_by_name():
 
 
 JUNK = [
-    *(
-        "",
-        " ",
-        "none",
-        "None",
-        "nan",
-        "inf",
-        "-1",
-        "0",
-        "1",
-        "2",
-        "1e9",
-        "1e999",
-        "-1e-9",
-        "9" * 30,
-        "0x1F",
-        "1_000",
-    ),
-    *(
-        "true",
-        "false",
-        "auto",
-        "a,b",
-        "1,2,3",
-        "(1,)",
-        "()",
-        ",",
-        "../..",
-        "~",
-        "~x",
-        "/",
-        "é",
-        "\udcff",
-        "\0",
-        "=",
-        ".",
-    ),
-    *("__class__", "__import__('os')", "x" * 300, "{}", "[]", "٣", "1.", ".5", "+3"),
+    *words_of("none None nan inf -1 0 1 2 1e9 1e999 -1e-9 0x1F 1_000 true false auto a,b 1,2,3"),
+    *words_of("(1,) () , ../.. ~ ~x / é \udcff \0 = . __class__ __import__('os') {} [] ٣ 1. .5 +3"),
+    *("", " ", "9" * 30, "x" * 300, "a.py:B", "a.py:B(c=1)"),
 ]
+REQUIRED = {name: ["path=/data"] for name in NAMES if name != "dataset"} | {"toy": [], "digits": []}
+ARGUMENTS = words_of(
+    "k alpha noise seed epochs kind method size hidden weights labels pair start protocol "
+    "labeled hyper data backbone"
+)
+UNSET = words_of("mixup.alpha objective.bank.size objective.bank.kind outside.path noise.mapping")
 
 
 def dotted(tree, where=""):
@@ -698,47 +576,20 @@ def attempt(act, *arguments):
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_words_and_records_give_an_experiment_or_a_config_error(count, own):
     draw = random.Random(count)
-    required = {name: [] if name in ("toy", "digits") else ["path=/data"] for name in NAMES}
-    calls = [call_recipe(name, words) for name, words in required.items()] + [
+    calls = [call_recipe(name, words) for name, words in REQUIRED.items()] + [
         call_recipe(own, ["number=1"])
     ]
     calls.append(call_recipe("cifar10", ["path=/data", "method=gjs", "kind=asymmetric"]))
-    arguments = [
-        "k",
-        "alpha",
-        "noise",
-        "seed",
-        "epochs",
-        "kind",
-        "method",
-        "size",
-        "hidden",
-        "weights",
-        "labels",
-        "pair",
-        "start",
-        "protocol",
-        "labeled",
-        "hyper",
-    ]
-    unset = [
-        "mixup.alpha",
-        "objective.bank.size",
-        "objective.bank.kind",
-        "outside.path",
-        "noise.mapping",
-    ]
     accepted = dict.fromkeys(("arguments", "overrides", "records"), 0)
-    start = time.perf_counter()
     for _ in range(count):
-        name = draw.choice([*NAMES, *NAMES, own, mutated(draw.choice(NAMES), draw)])
+        name = draw.choice([*REQUIRED, *REQUIRED, own, mutated(draw.choice(NAMES), draw)])
         words = [
-            *required.get(name, ["number=1"]),
-            *(a_word(arguments, draw) for _ in range(draw.randint(0, 2))),
+            *REQUIRED.get(name, ["number=1"]),
+            *(a_word(ARGUMENTS, draw) for _ in range(draw.randint(0, 2))),
         ]
         accepted["arguments"] += attempt(call_recipe, name, words)
         call = draw.choice(calls)
-        fields = [*dotted(to_tree(call.experiment)), *unset]
+        fields = [*dotted(to_tree(call.experiment)), *UNSET]
         changes = [a_word(fields, draw) for _ in range(draw.randint(1, 2))]
         accepted["overrides"] += attempt(apply_overrides, call, changes)
         record = {
@@ -746,7 +597,6 @@ def test_mutated_words_and_records_give_an_experiment_or_a_config_error(count, o
             "overrides": ["seed=3", "objective.temperature=1"][: draw.randint(0, 2)],
         }
         accepted["records"] += attempt(from_origin, a_node(record, draw))
-    assert time.perf_counter() - start < count * 0.05
     assert all(count / 50 < number < count * 0.9 for number in accepted.values()), accepted
 
 
@@ -767,13 +617,11 @@ def changed(recipe, arguments, *overrides):
     return apply_overrides(call_recipe(recipe, arguments), overrides)
 
 
-def test_a_field_that_is_an_argument_too_is_told_of_with_what_would_follow():
-    assert left_behind(changed("folder", ["path=photos"], "epochs=10")) == [
-        "--set epochs=10 changes that alone; epochs=10 without --set would mean objective.start_epoch: 2, not 8; "
-        "schedule.warmup: 1.0, not 3.0"
-    ]
-    (told,) = left_behind(changed("toy", ["noise=0.2"], "objective.k=3", "seed=4"))
-    assert told.endswith(
+def test_an_override_of_an_argument_is_noted_with_what_the_argument_would_change():
+    (note,) = left_behind(changed("folder", ["path=photos"], "epochs=10"))
+    assert note.endswith("objective.start_epoch: 2, not 8; schedule.warmup: 1.0, not 3.0")
+    (note,) = left_behind(changed("toy", ["noise=0.2"], "objective.k=3", "seed=4"))
+    assert note.endswith(
         "seed=4 without --set would mean data.seed: 4, not 0; noise.seed: 4, not 0"
     )
 
@@ -792,29 +640,27 @@ def test_a_field_that_is_an_argument_too_is_told_of_with_what_would_follow():
         ["epochs=10", "machine.device=cpu", "schedule.warmup=1", "objective.start_epoch=2"],
     ],
 )
-def test_a_field_from_which_nothing_follows_is_not_told_of(overrides):
+def test_an_override_with_no_further_effect_is_not_noted(overrides):
     assert left_behind(changed("folder", ["path=photos"], *overrides)) == []
 
 
-def test_what_follows_in_a_recipe_of_ones_own_is_told_too(tmp_path):
+def test_an_override_is_noted_for_a_recipe_of_the_user_too(tmp_path):
     source = (
         "from nearsay.data import Toy\nfrom nearsay.experiment import Experiment\n"
         "def recipe(epochs: float = 40.0) -> Experiment:\n"
         "    return Experiment(data=Toy(), epochs=epochs, batch_size=round(8 * epochs))\n"
     )
     (tmp_path / "mine.py").write_text(source)
-    (told,) = left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=20"))
-    assert (
-        told
-        == "--set epochs=20 changes that alone; epochs=20 without --set would mean batch_size: 160, not 320"
-    )
+    (note,) = left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=20"))
+    assert note.endswith("batch_size: 160, not 320")
 
 
 def test_a_recipe_of_ones_own_that_cannot_take_a_value_is_not_asked_what_would_follow(tmp_path):
     source = (
         "from nearsay.data import Toy\nfrom nearsay.experiment import Experiment\n"
         "def recipe(epochs: float = 20.0) -> Experiment:\n"
-        "    return Experiment(data=Toy(), epochs=epochs, batch_size={10.0: 64, 20.0: 32}[epochs])\n"
+        "    batch_size = {10.0: 64, 20.0: 32}[epochs]\n"
+        "    return Experiment(data=Toy(), epochs=epochs, batch_size=batch_size)\n"
     )
     (tmp_path / "mine.py").write_text(source)
     assert left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=15")) == []

@@ -44,7 +44,7 @@ from torch import nn
 
 from nearsay import Outputs
 from nearsay.models.heads import drawn
-from nearsay.recipes.toy import recipe as toy
+from nearsay.recipes import toy
 
 
 class Network(nn.Module):
@@ -81,7 +81,7 @@ from torch import nn
 
 from nearsay.data import Toy
 from nearsay.models import MLP
-from nearsay.recipes.toy import recipe as toy
+from nearsay.recipes import toy
 
 
 def wait(network, _):

@@ -166,7 +166,7 @@ def test_the_commands_of_the_ablation_differ_in_the_values_alone():
 
 
 def test_the_settings_that_are_not_varied_are_those_of_the_recipe():
-    recipe = cifar10.recipe(Path("data"), method="ncr").objective
+    recipe = cifar10(Path("data"), method="ncr").objective
     assert (recipe.alpha, recipe.k, recipe.start_epoch) == (Point().alpha, Point().k, Point().e)
 
 

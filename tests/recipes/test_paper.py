@@ -1,4 +1,4 @@
-"""The recipes against the printed tables, which are written down here a second time; and what their methods do."""
+"""The recipes against the printed tables, copied here a second time; and what methods do."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ from nearsay.transforms import (
 PATH = Path("/data/mine")
 CIFARS = {"cifar10": cifar10, "cifar100": cifar100}
 
-# The paper's list of network hyper-parameters: batch, learning rate, epochs, weight decay, depth of the ResNet.
+# The paper's network hyper-parameters: batch, learning rate, epochs, weight decay, depth.
 # Momentum is 0.9 and the warm-up 5 everywhere, the schedule a cosine.
 NETWORKS = {
     "cifar10": (256, 0.1, 250, 5e-4, 18),
@@ -40,11 +40,11 @@ NETWORKS = {
     "clothing1m": (128, 0.002, 80, 1e-3, 50),
 }
 PRINTED = {
-    "cifar10": lambda **more: cifar10.recipe(PATH, protocol="paper", **more),
-    "cifar100": lambda **more: cifar100.recipe(PATH, protocol="paper", **more),
-    "mini_imagenet": lambda **more: mini_imagenet.recipe(PATH, **more),
-    "webvision": lambda **more: webvision.recipe(PATH, **more),
-    "clothing1m": lambda **more: clothing1m.recipe(PATH, **more),
+    "cifar10": lambda **more: cifar10(PATH, protocol="paper", **more),
+    "cifar100": lambda **more: cifar100(PATH, protocol="paper", **more),
+    "mini_imagenet": lambda **more: mini_imagenet(PATH, **more),
+    "webvision": lambda **more: webvision(PATH, **more),
+    "clothing1m": lambda **more: clothing1m(PATH, **more),
 }
 
 
@@ -96,9 +96,7 @@ MINI_IMAGENET = {
 @pytest.mark.parametrize("color", ["red", "blue"])
 def test_mini_imagenet_has_a_column_of_the_table_for_each_noise_rate(hyper, color):
     for noise, (alpha, k, start) in MINI_IMAGENET[hyper].items():
-        experiment = mini_imagenet.recipe(
-            PATH, color=color, noise=noise, hyper=hyper, held_out_set=True
-        )
+        experiment = mini_imagenet(PATH, color=color, noise=noise, hyper=hyper, held_out_set=True)
         assert experiment.objective == NCR(
             alpha=alpha, k=k, temperature=2.0, start_epoch=start, variant=hyper
         )
@@ -109,7 +107,7 @@ def test_mini_imagenet_has_a_column_of_the_table_for_each_noise_rate(hyper, colo
 
 
 def test_the_released_code_of_mini_imagenet_differs_in_network_crop_and_colors_too():
-    paper, released = (mini_imagenet.recipe(PATH, hyper=hyper) for hyper in ("paper", "released"))
+    paper, released = (mini_imagenet(PATH, hyper=hyper) for hyper in ("paper", "released"))
     assert paper.backbone == ResNet(depth=18, small_images=False)
     assert released.backbone == ResNet(
         depth=18, small_images=False, projection="all", zero_last_gamma=True, statistics="process"
@@ -130,19 +128,19 @@ def test_the_baselines_of_mini_imagenet_have_the_weights_of_the_released_code(hy
         "label-smoothing+mixup": (CrossEntropy(smoothing=0.5), Mixup(alpha=0.5)),
     }
     for method, wanted in table.items():
-        experiment = mini_imagenet.recipe(PATH, method=method, hyper=hyper)
+        experiment = mini_imagenet(PATH, method=method, hyper=hyper)
         assert (experiment.objective, experiment.mixup) == wanted
 
 
 def test_an_unpublished_noise_rate_is_refused_with_the_list_of_those_in_the_paper():
-    with pytest.raises(ValueError, match=r"noise=0\.5 must be one of 0\.0, 0\.2, 0\.4, 0\.8"):
-        mini_imagenet.recipe(PATH, noise=0.5)
-    with pytest.raises(ValueError, match="hyper='mine' must be one of paper, released"):
-        mini_imagenet.recipe(PATH, hyper="mine")
+    with pytest.raises(ValueError, match=r"^noise.*0\.0, 0\.2, 0\.4, 0\.8"):
+        mini_imagenet(PATH, noise=0.5)
+    with pytest.raises(ValueError, match=r"^hyper.*paper, released"):
+        mini_imagenet(PATH, hyper="mine")
 
 
 def test_webvision_is_a_cosine_classifier_and_batches_as_large_as_there_are_classes():
-    mini, full = webvision.recipe(PATH), webvision.recipe(PATH, subset="full")
+    mini, full = webvision(PATH), webvision(PATH, subset="full")
     assert mini.objective == NCR(alpha=0.5, k=10, start_epoch=0.0)
     assert mini.backbone == ResNet(depth=50, small_images=False, head=CosineHead())
     assert (mini.data, full.data) == (MiniWebVision(path=PATH), WebVision(path=PATH))
@@ -151,18 +149,18 @@ def test_webvision_is_a_cosine_classifier_and_batches_as_large_as_there_are_clas
         call_recipe("webvision", ["path=/x", "subset=full"]), ["backbone.head.scale=9"]
     )
     assert call.experiment.backbone.head == CosineHead(scale=9.0)
-    with pytest.raises(ValueError, match="subset='tiny' must be one of mini, full"):
-        webvision.recipe(PATH, subset="tiny")
+    with pytest.raises(ValueError, match=r"^subset.*mini, full"):
+        webvision(PATH, subset="tiny")
 
 
 def test_clothing1m_fine_tunes_on_a_thousand_balanced_batches_an_epoch():
-    experiment = clothing1m.recipe(PATH, weights=Path("/w.safetensors"), partial=True)
+    experiment = clothing1m(PATH, weights=Path("/w.safetensors"), partial=True)
     assert experiment.objective == NCR(alpha=0.9, k=1, start_epoch=40.0)
     assert (experiment.batches_per_epoch, experiment.balanced) == (1000, True)
     assert experiment.backbone == ResNet(depth=50, small_images=False)
     assert experiment.init == "/w.safetensors"
     assert experiment.data == Clothing1M(path=PATH, partial=True)
-    assert clothing1m.recipe(PATH).init is None
+    assert clothing1m(PATH).init is None
 
 
 # CIFAR: the paper's numbers for NCR with ELR+, and the protocol of ELR.
@@ -184,7 +182,7 @@ def test_beside_elr_plus_ncr_is_as_the_paper_prints_on_two_networks(name, start)
 
 def test_the_short_protocol_shortens_what_happens_on_the_way():
     for name, start in (("cifar10", 20), ("cifar100", 80)):
-        short = CIFARS[name].recipe(PATH, method="ncr+elr+")
+        short = CIFARS[name](PATH, method="ncr+elr+")
         assert (short.epochs, short.schedule) == (100, Cosine(warmup=1.0))
         assert short.objective.start_epoch == start
         assert short.averaging_ramp == pytest.approx(45.4545, abs=1e-3)
@@ -216,7 +214,7 @@ ELR_TABLE = [
 def test_the_protocol_of_elr_is_that_of_its_public_code(
     name, method, kind, epochs, schedule, weight_decay, beta, weight
 ):
-    experiment = CIFARS[name].recipe(PATH, method=method, kind=kind, protocol="elr")
+    experiment = CIFARS[name](PATH, method=method, kind=kind, protocol="elr")
     is_pair = method == "elr+"
     assert (experiment.epochs, experiment.schedule) == (epochs, schedule)
     assert experiment.optimizer == SGD(lr=0.02, momentum=0.9, weight_decay=weight_decay)
@@ -237,24 +235,24 @@ def test_the_protocol_of_elr_is_that_of_its_public_code(
 
 
 def test_other_methods_of_one_network_are_trained_as_elr_is():
-    elr = cifar10.recipe(PATH, method="elr", protocol="elr")
-    assert cifar10.recipe(PATH, method="standard", protocol="elr") == replace(
+    elr = cifar10(PATH, method="elr", protocol="elr")
+    assert cifar10(PATH, method="standard", protocol="elr") == replace(
         elr, objective=CrossEntropy()
     )
-    beside = cifar10.recipe(PATH, method="ncr+elr", protocol="elr")
+    beside = cifar10(PATH, method="ncr+elr", protocol="elr")
     assert beside == replace(
         elr, objective=NCR(alpha=0.1, k=10, start_epoch=30, base=elr.objective)
     )
-    pair = cifar10.recipe(PATH, method="elr+", protocol="elr")
-    beside = cifar10.recipe(PATH, method="ncr+elr+", protocol="elr")
+    pair = cifar10(PATH, method="elr+", protocol="elr")
+    beside = cifar10(PATH, method="ncr+elr+", protocol="elr")
     assert beside == replace(
         pair, objective=NCR(alpha=0.1, k=10, start_epoch=50, base=pair.objective)
     )
 
 
 def test_an_explicit_length_scales_milestones_periods_and_ramps():
-    def shorter(module, **choices):
-        return module.recipe(PATH, protocol="elr", **choices)
+    def shorter(recipe, **choices):
+        return recipe(PATH, protocol="elr", **choices)
 
     assert shorter(cifar10, method="elr", epochs=15).schedule == CosineRestarts(
         period=1.0, minimum=0.05
@@ -267,12 +265,12 @@ def test_an_explicit_length_scales_milestones_periods_and_ramps():
     assert pair.schedule.milestones == (40.0,)
     assert pair.objective.start_epoch == 40
     assert pair.averaging_ramp == pair.objective.base.ramp == pytest.approx(40_000 / 352 / 5)
-    with pytest.raises(ValueError, match="epochs=-1 must be a number"):
+    with pytest.raises(ValueError, match="epochs"):
         shorter(cifar10, epochs=-1)
 
 
 def test_what_is_asked_for_goes_before_the_protocol():
-    experiment = cifar10.recipe(
+    experiment = cifar10(
         PATH,
         method="ncr+elr+",
         protocol="elr",
@@ -284,9 +282,9 @@ def test_what_is_asked_for_goes_before_the_protocol():
     )
     assert (experiment.held_out, experiment.labeled, experiment.noise_per_network) == (0, 0.5, True)
     assert (experiment.objective.alpha, experiment.objective.k) == (0.3, 4)
-    for module in CIFARS.values():
-        with pytest.raises(ValueError, match="protocol='long' must be one of short, paper, elr"):
-            module.recipe(PATH, protocol="long")
+    for recipe in CIFARS.values():
+        with pytest.raises(ValueError, match=r"^protocol.*short, paper, elr"):
+            recipe(PATH, protocol="long")
 
 
 # What the methods do.
@@ -298,7 +296,7 @@ def on_one_core(experiment, **changes):
 
 @pytest.mark.parametrize("name", ["toy", "digits"])
 def test_elr_plus_trains_two_networks_that_differ_and_comes_to_a_result(name, tmp_path):
-    recipe = {"toy": toy, "digits": digits}[name].recipe
+    recipe = {"toy": toy, "digits": digits}[name]
     for method in ("elr+", "ncr+elr+"):
         experiment = on_one_core(recipe(method=method, epochs=0.3), batch_size=128)
         result = train(experiment, tmp_path / method)
@@ -322,7 +320,7 @@ def test_elr_plus_trains_two_networks_that_differ_and_comes_to_a_result(name, tm
 
 def test_the_oracle_trains_only_on_right_labels(tmp_path):
     for method in ("oracle", "standard"):
-        result = train(on_one_core(toy.recipe(method=method, epochs=0.5)), tmp_path / method)
+        result = train(on_one_core(toy(method=method, epochs=0.5)), tmp_path / method)
         labels = np.load(tmp_path / method / "labels.npz")
         is_right = (labels["given"] == labels["clean"])[labels["train"]]
         seen = load_file(tmp_path / method / "dynamics.safetensors")["count"] > 0
@@ -339,13 +337,13 @@ def test_the_oracle_trains_only_on_right_labels(tmp_path):
 
 @pytest.mark.parametrize("name", CIFARS)
 def test_a_tenth_of_the_labels_hides_nine_tenths(name):
-    experiment = CIFARS[name].recipe(PATH, labeled=0.1)
+    experiment = CIFARS[name](PATH, labeled=0.1)
     small = Toy(num_train=500, num_test=10)
     splits = open_splits(replace(experiment, data=small, normalize=None))
     assert (splits.labels.given == -1).sum() == 450
     assert len(splits.train) == 500
     assert (
-        CIFARS[name].recipe(PATH, labeled=0.1, protocol="elr").held_out == 500
+        CIFARS[name](PATH, labeled=0.1, protocol="elr").held_out == 500
     )  # those without labels cannot be
-    everything = CIFARS[name].recipe(PATH)
+    everything = CIFARS[name](PATH)
     assert (open_splits(replace(everything, data=small, normalize=None)).labels.given >= 0).all()

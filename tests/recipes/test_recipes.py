@@ -1,17 +1,20 @@
 import inspect
 import re
-from dataclasses import replace
-from importlib import import_module
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
+from nearsay import recipes
 from nearsay.batch import Batch, one_hot
-from nearsay.data import Cifar10, Cifar100
+from nearsay.data import Cifar10, Cifar100, Folder, Toy
 from nearsay.experiment import Experiment
 from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy
+from nearsay.losses.base import as_objective
 from nearsay.models import MLP, ResNet, Timm
 from nearsay.noise import (
     Asymmetric,
@@ -22,20 +25,7 @@ from nearsay.noise import (
     Symmetric,
 )
 from nearsay.optim import SGD, AdamW, Cosine
-from nearsay.recipes import (
-    _images,
-    cifar10,
-    cifar100,
-    clothing1m,
-    digits,
-    embeddings,
-    folder,
-    hub,
-    manifest,
-    mini_imagenet,
-    toy,
-    webvision,
-)
+from nearsay.recipes import own_data
 from nearsay.recipes.methods import FeatureMethod, Method, WebMethod, choose
 from nearsay.transforms import (
     CIFAR10_COLORS,
@@ -45,25 +35,14 @@ from nearsay.transforms import (
     ColorJitter,
     Cutout,
     Mixup,
+    PadCrop,
     RandAugment,
     RandomResizedCrop,
     Views,
 )
 
 PATH = Path("/data/mine")
-RECIPES = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "clothing1m": clothing1m,
-    "digits": digits,
-    "embeddings": embeddings,
-    "folder": folder,
-    "hub": hub,
-    "manifest": manifest,
-    "mini_imagenet": mini_imagenet,
-    "toy": toy,
-    "webvision": webvision,
-}
+RECIPES = [name for name in recipes.__all__ if name != "dataset"]
 ON_FEATURES = ("embeddings", "toy")
 FROM_THE_WEB = ("clothing1m", "webvision")
 WITHOUT_PATH = ("digits", "toy")
@@ -80,7 +59,7 @@ def cache(monkeypatch, tmp_path):
 def made(name, **choices) -> Experiment:
     if name not in WITHOUT_PATH:
         choices = {"path": PATH, **choices}
-    return RECIPES[name].recipe(**choices)
+    return getattr(recipes, name)(**choices)
 
 
 def methods_of(name):
@@ -96,9 +75,16 @@ def put_weights(cache, name):
     return file
 
 
-def test_the_list_of_recipes_here_is_complete():
-    files = Path(inspect.getfile(toy)).parent.glob("[!_]*.py")
-    assert sorted(file.stem for file in files if file.stem != "methods") == sorted(RECIPES)
+def test_names_of_recipes_need_no_torch_and_no_module_hides_one():
+    code = """
+import sys, nearsay.recipes as recipes
+print(sorted({"torch", "numpy"} & sys.modules.keys()), set(recipes.HOMES) == set(recipes.__all__))
+print(set(recipes.HOMES) & set(recipes.HOMES.values()), callable(recipes.toy))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[] True\nset() True\n"
+    with pytest.raises(AttributeError, match="quagga"):
+        recipes.quagga  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -145,7 +131,7 @@ def test_every_method_has_a_name_and_those_of_features_need_no_second_view():
     assert [name for name in get_args(Method) if not choose(name, ncr=NCR()).only_clean] == list(
         get_args(WebMethod)
     )
-    with pytest.raises(ValueError, match="method='nrc' must be one of standard, mixup, "):
+    with pytest.raises(ValueError, match=r"method.*nrc"):
         choose("nrc", ncr=NCR())
 
 
@@ -195,7 +181,7 @@ def test_a_seed_reaches_the_run_and_its_noise(name):
 
 
 def test_a_seed_reaches_runs_whose_noise_was_published():
-    for name in RECIPES.keys() - MAKING_NOISE:
+    for name in set(RECIPES) - set(MAKING_NOISE):
         experiment = made(name, seed=5)
         assert (experiment.seed, experiment.noise) == (5, None)
 
@@ -214,7 +200,7 @@ def test_a_run_may_be_as_short_as_a_tenth_of_an_epoch(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_negative_number_of_epochs_is_refused_by_its_name(name):
-    with pytest.raises(ValueError, match="epochs=-3 must be a number"):
+    with pytest.raises(ValueError, match="epochs"):
         made(name, epochs=-3)
 
 
@@ -265,7 +251,8 @@ def test_a_kind_of_noise_is_a_noise_model(name, kind, noise):
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "digits"])
 def test_every_declared_kind_of_noise_is_known(name):
-    kinds = [kind for kind in get_args(RECIPES[name].Kind) if kind != "human"]
+    declared = get_args(get_type_hints(getattr(recipes, name))["kind"])
+    kinds = [kind for kind in declared if kind != "human"]
     more = {"open-set": {"outside": PATH}}
     experiments = [made(name, kind=kind, noise=0.2, **more.get(kind, {})) for kind in kinds]
     assert None not in [each.noise for each in experiments]
@@ -280,16 +267,16 @@ def test_human_labels_come_from_their_file_and_no_noise_is_added():
 
 
 @pytest.mark.parametrize(
-    ("choices", "sentence"),
+    ("choices", "field"),
     [
-        ({"kind": "human"}, "kind='human' needs labels="),
-        ({"kind": "human", "labels": PATH}, "kind='human' needs column=, one of aggre, worse, "),
-        ({"labels": PATH}, "labels='/data/mine' is of use only with kind=human"),
-        ({"column": "worse"}, "column='worse' is of use only with kind=human"),
+        ({"kind": "human"}, "labels"),
+        ({"kind": "human", "labels": PATH}, "column"),
+        ({"labels": PATH}, "labels"),
+        ({"column": "worse"}, "column"),
     ],
 )
-def test_human_labels_that_would_not_be_used_are_refused(choices, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_human_labels_that_would_not_be_used_are_refused(choices, field):
+    with pytest.raises(ValueError, match=f"^{field} must"):
         made("cifar10", **choices)
 
 
@@ -299,13 +286,9 @@ def test_open_set_noise_takes_images_of_the_other_cifar():
     assert made("cifar100", kind="open-set", outside=other).outside == Cifar10(path=other)
     assert made("cifar10").outside is None
     for name in ("cifar10", "cifar100"):
-        with pytest.raises(
-            ValueError, match="kind='open-set' needs outside=, the folder of CIFAR-10"
-        ):
+        with pytest.raises(ValueError, match=r"^outside"):
             made(name, kind="open-set")
-        with pytest.raises(
-            ValueError, match="outside='/data/other' is of use only with kind=open-set, not with"
-        ):
+        with pytest.raises(ValueError, match=r"^outside"):
             made(name, outside=other)
 
 
@@ -314,21 +297,16 @@ def test_open_set_noise_within_cifar10_takes_the_classes_that_are_left_out():
     learned, left_out = experiment.data.classes, experiment.outside.classes
     assert (experiment.data.path, experiment.outside.path) == (PATH, PATH)
     assert learned == ("airplane", "automobile", "dog", "frog", "horse", "ship")
-    assert left_out == (
-        "bird",
-        "truck",
-        "cat",
-        "deer",
-    )  # what asymmetric noise takes for the first three and a horse
-    with pytest.raises(
-        ValueError, match="is of use only with kind=open-set, not with kind=open-set-within"
-    ):
+    # Asymmetric noise confuses them with the first three, and with horses.
+    assert left_out == ("bird", "truck", "cat", "deer")
+    with pytest.raises(ValueError, match=r"^outside"):
         made("cifar10", kind="open-set-within", outside=Path("/data/other"))
 
 
-def test_an_unknown_kind_of_noise_is_refused():
-    with pytest.raises(ValueError, match="kind='odd' is no kind of noise"):
-        made("cifar10", kind="odd")
+@pytest.mark.parametrize("name", ["cifar10", "digits"])
+def test_an_unknown_kind_of_noise_is_refused(name):
+    with pytest.raises(ValueError, match=r"^kind.*odd"):
+        made(name, kind="odd")
 
 
 def test_alpha_follows_the_variant_unless_it_is_given():
@@ -345,32 +323,21 @@ def test_neighbors_may_be_all_of_the_batch(name):
     assert made(name, k="all").objective.k is None
     assert made(name, k=3).objective.k == 3
     assert made(name).objective.k in (1, 10)
-    with pytest.raises(ValueError, match=r"^k=0 must be a whole number of at least 1, or all$"):
+    with pytest.raises(ValueError, match=r"\bk\b"):
         made(name, k=0)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 @pytest.mark.parametrize(
-    ("choices", "sentence"),
+    ("choices", "field"),
     [
-        (
-            {"method": "standard", "variant": "released"},
-            "variant='released' is of NCR, which method='standard' does not",
-        ),
-        (
-            {"method": "ncr", "noise_per_network": True},
-            "is for two networks, and method='ncr' has one; take elr+ or ncr+",
-        ),
-        (
-            {"method": "elr+", "noise_per_network": True, "noise": 0},
-            "needs noise that is made here, such as kind=",
-        ),
+        ({"method": "standard", "variant": "released"}, "variant"),
+        ({"method": "ncr", "noise_per_network": True}, "noise_per_network"),
+        ({"method": "elr+", "noise_per_network": True, "noise": 0}, "noise_per_network"),
     ],
 )
-def test_a_choice_that_would_have_no_effect_is_refused_in_the_words_of_the_recipe(
-    name, choices, sentence
-):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_a_choice_that_would_have_no_effect_is_refused(name, choices, field):
+    with pytest.raises(ValueError, match=f"^{field} must"):
         made(name, **choices)
 
 
@@ -444,12 +411,12 @@ def test_weights_of_a_file_need_the_name_of_their_network():
         ResNet(depth=50, small_images=False),
         "/w.safetensors",
     )
-    with pytest.raises(ValueError, match=r"weights='/w.safetensors' needs backbone="):
+    with pytest.raises(ValueError, match=r"^backbone.*/w.safetensors"):
         made("folder", weights=Path("/w.safetensors"))
 
 
 def test_other_networks_are_those_of_timm_if_it_is_there(monkeypatch, cache):
-    monkeypatch.setattr(_images, "find_spec", lambda name: object())
+    monkeypatch.setattr(own_data, "find_spec", lambda name: object())
     assert made("folder", backbone="convnext_tiny").backbone == Timm(name="convnext_tiny")
     file = put_weights(cache, "convnext_tiny.fb_in1k")
     experiment = made("folder", backbone="convnext_tiny")
@@ -458,10 +425,8 @@ def test_other_networks_are_those_of_timm_if_it_is_there(monkeypatch, cache):
         None,
     )
     assert experiment.optimizer == SGD(lr=0.01)
-    monkeypatch.setattr(_images, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"backbone='convnext_tiny' is none of auto, resnet18.*pip install"
-    ):
+    monkeypatch.setattr(own_data, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^backbone.*convnext_tiny.*pip install"):
         made("folder", backbone="convnext_tiny")
 
 
@@ -506,21 +471,102 @@ def test_every_method_takes_a_step_on_the_quick_recipes(name):
         assert all(weight.grad.isfinite().all() for weight in model.parameters())
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_what_it_reproduces_how_to_run_it_and_what_each_parameter_is(name):
-    module = import_module(f"nearsay.recipes.{name}")
-    text = inspect.getdoc(module.recipe)
-    for part in (
-        "Reproduces: ",
-        "Command: nearsay train " + name,
-        "Time: ",
-        "Accuracy: ",
-        "Args:\n",
-    ):
-        assert part in text, part
-    documented = re.findall(r"^    (\w+): (.+)$", text.partition("Args:\n")[2], flags=re.MULTILINE)
-    parameters = inspect.signature(module.recipe).parameters
+@pytest.mark.parametrize("name", recipes.__all__)
+def test_a_recipe_says_how_to_run_it_and_what_each_parameter_is(name):
+    recipe = getattr(recipes, name)
+    text = inspect.getdoc(recipe)
+    assert f"Command: nearsay train {name} " in text
+    assert ">>> " in text.partition("Example:\n")[2]
+    arguments = text.partition("Args:\n")[2].partition("\n\n")[0]
+    documented = re.findall(r"^    (\w+): (.+)$", arguments, flags=re.MULTILINE)
+    parameters = inspect.signature(recipe).parameters
     assert [key for key, _ in documented] == list(parameters)
     assert all(meaning.endswith(".") for _, meaning in documented)
     words = re.search(r"^Command: nearsay train \S+(.*)$", text, flags=re.MULTILINE)[1].split()
     assert all(word.partition("=")[0] in parameters for word in words)
+
+
+# Methods and data of the user.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squares:
+    """A loss of the user without state: a function of logits and targets."""
+
+    power: int = 2
+
+    def __call__(self, logits, targets):
+        return ((logits.softmax(dim=1) - targets).abs() ** self.power).sum(dim=1)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_takes_a_loss_of_the_user(name):
+    experiment = made(name, method=Squares(power=3))
+    assert experiment.objective == as_objective(Squares(power=3))
+    assert (experiment.mixup, experiment.networks, experiment.only_clean) == (None, 1, False)
+    assert made(name, method=GJS()).objective == GJS()
+    usual = made(name, method="standard")
+    assert replace(experiment, objective=usual.objective) == usual
+
+
+@pytest.mark.parametrize("name", ["cifar10", "clothing1m", "mini_imagenet", "webvision"])
+def test_settings_of_ncr_are_refused_for_a_loss_of_the_user(name):
+    with pytest.raises(ValueError, match=r"^alpha must.*Squares"):
+        made(name, method=Squares(), alpha=0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "backbone", "transform", "size"),
+    [
+        ((3, 8, 8), ResNet(depth=18, width=16), PadCrop(padding=1, mode="zeros"), 8),
+        ((3, 32, 64), ResNet(depth=18, width=64), PadCrop(padding=4, mode="zeros"), 32),
+        (
+            (3, 128, 96),
+            ResNet(depth=18, small_images=False),
+            RandomResizedCrop(size=96),
+            96,
+        ),
+        ("files", ResNet(depth=18, small_images=False), RandomResizedCrop(size=224), 224),
+    ],
+)
+def test_a_data_set_of_the_user_is_trained_by_the_shape_of_its_images(
+    shape, backbone, transform, size
+):
+    experiment = recipes.dataset(Toy(), shape=shape, seed=3, noise=0.2)
+    assert experiment.data == Toy()
+    assert experiment.backbone == backbone
+    assert experiment.augment.transforms[0] == transform
+    assert (experiment.image_size, experiment.seed) == (size, 3)
+    assert experiment.noise == Symmetric(rate=0.2, seed=3)
+
+
+def test_a_data_set_of_features_is_trained_as_embeddings_are():
+    experiment = recipes.dataset(Toy(), shape=(32,), batch_size=256)
+    assert experiment == replace(made("embeddings"), data=Toy())
+    assert recipes.dataset(Toy(), batch_size=256) == experiment
+
+
+def test_a_data_set_that_describes_itself_is_not_opened(tmp_path):
+    class Described:
+        def __init__(self, shape):
+            self.shape = shape
+
+        def describe(self):
+            return self
+
+    assert own_data.find_shape(Described((3, 8, 8))) == (3, 8, 8)
+    assert own_data.find_shape(Described(None)) == "files"
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.jpg").write_bytes(b"")
+    assert own_data.find_shape(Folder(path=tmp_path)) == "files"
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (8, 8), ()])
+def test_a_shape_that_no_recipe_can_train_is_refused(shape):
+    with pytest.raises(ValueError, match=r"^shape"):
+        recipes.dataset(Toy(), shape=shape)
+
+
+def test_features_have_one_view():
+    with pytest.raises(ValueError, match=r"^method"):
+        recipes.dataset(Toy(), shape=(32,), method="gjs")

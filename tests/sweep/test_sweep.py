@@ -84,14 +84,14 @@ def test_commas_in_brackets_belong_to_one_value():
 
 
 WRONG = [
-    ("toy sede=1,2", "the recipe toy has no 'sede' (did you mean seed?)"),
-    ("toy seed=1,two", "seed='two' must be a whole number"),
+    ("toy sede=1,2", "'sede'"),
+    ("toy seed=1,two", "seed must be a whole number, got 'two'"),
     ("toy seed=", "seed='' names no value; list values as in seed=0,1,2"),
     ("toy seed=1,,2", "seed='1,,2' has nothing between two commas"),
     ("toy seed=1,2,1", "seed='1,2,1' names '1' twice"),
     ("toy noise=0.1..0.5", "noise='0.1..0.5' is a range; list values, or add --search optuna"),
     ("toy noise=0.1,7", "7"),
-    ("toy --set objective.q=1,2", "has no field 'q'"),
+    ("toy --set objective.q=1,2", "'q'"),
     ("toy --set machine.device=cpu,auto", "machine.device='cpu,auto' must be one value"),
     (
         f"toy --set seed={','.join(map(str, range(101)))} noise={','.join(f'0.{n}' for n in range(100, 200))}",
@@ -126,7 +126,7 @@ WRONG = [
     ("toy noise=0..7 --search optuna --trials 2", "7"),
     (
         "toy --set objective.k=1.5..9 --search optuna --trials 2",
-        "objective.k='1.5' must be a whole number",
+        "objective.k must be a whole number",
     ),
     *(
         (
@@ -160,7 +160,7 @@ WRONG = [
         "toy --set held_out=0.1 --set data.distance=4..9 --search optuna --trials 2",
         "judged by different labels",
     ),
-    ("toy method=ncr,magic --search optuna --trials 2", "method='magic' must be"),
+    ("toy method=ncr,magic --search optuna --trials 2", "'magic'"),
 ]
 
 
@@ -235,7 +235,7 @@ def test_a_recipe_that_is_edited_meanwhile_is_run_as_it_was_planned(tmp_path, at
     lines = [
         "from nearsay.recipes import toy",
         "def recipe(*, hidden: tuple[int, ...] = (8,), seed: int = 0):",
-        "    return toy.recipe(method='standard', epochs=1, seed=seed)",
+        "    return toy(method='standard', epochs=1, seed=seed)",
     ]
     recipe.write_text("\n".join(lines))
     planned = grid(str(recipe), ["seed=0,1"], SMALL)
@@ -252,7 +252,7 @@ def test_a_recipe_that_is_edited_meanwhile_is_run_as_it_was_planned(tmp_path, at
 
 def test_a_recipe_that_other_runs_are_reading_is_not_written_again(tmp_path):
     recipe = tmp_path / "mine.py"
-    recipe.write_text("from nearsay.recipes.toy import recipe\n")
+    recipe.write_text("from nearsay.recipes import toy as recipe\n")
     [planned] = grid(str(recipe), ["epochs=1"])
     path = running._recipe(planned, tmp_path)
     os.utime(path, (0, 0))

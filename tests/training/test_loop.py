@@ -806,7 +806,7 @@ def test_a_run_can_begin_with_the_weights_of_another_but_for_its_classifier(
 @pytest.mark.parametrize("seed", [0, 1])
 def test_neighbors_beat_cross_entropy_by_far_where_labels_are_noisy(tmp_path, seed):
     experiments = {
-        method: toy.recipe(method=method, noise=0.4, epochs=25, seed=seed)
+        method: toy(method=method, noise=0.4, epochs=25, seed=seed)
         for method in ("standard", "ncr")
     }
     results = {

@@ -283,7 +283,7 @@ def test_damage_is_named_in_one_sentence(copy, damage):
 def test_a_recipe_that_is_not_ours_is_never_imported(copy):
     origin = read_origin(copy)
     (copy / "experiment.json").write_text(json.dumps(dict(origin) | {"recipe": "os"}))
-    with pytest.raises(ConfigError, match="there is no recipe 'os'"):
+    with pytest.raises(ConfigError, match=r"recipe.*'os'"):
         open_trained(copy)
 
 

@@ -120,7 +120,7 @@ def train(
         print("".join(f"note: {told}\n" for told in alone), end="", file=sys.stderr)
         _print_plan(call, as_json=as_json)
         return
-    from nearsay.config.commands import default_folder  # noqa: PLC0415  # see the first lines
+    from nearsay.config import default_folder  # noqa: PLC0415  # see the first lines
     from nearsay.training.loop import train as train_into  # noqa: PLC0415
     from nearsay.training.system import follow_parent  # noqa: PLC0415
 

@@ -141,7 +141,7 @@ def clean(
     for name, value in (("--relabel-above", relabel_above), ("--drop-below", drop_below)):
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
-    from nearsay.config.commands import command_again  # noqa: PLC0415
+    from nearsay.config import command_again  # noqa: PLC0415
     from nearsay.doors.clean import DROP_BELOW, RELABEL_ABOVE, clean_run, folder_for  # noqa: PLC0415  # brings torch
     from nearsay.training.run_folder import read_origin  # noqa: PLC0415
 

@@ -34,7 +34,7 @@ def recipes(
     ] = None,
 ) -> None:
     """List the recipes, or tell what one of them takes."""
-    from nearsay.config.catalog import describe_recipe  # noqa: PLC0415  # as the others, though without torch
+    from nearsay.config import describe_recipe  # noqa: PLC0415  # as the others, though without torch
 
     if name is None:
         names = recipe_names()

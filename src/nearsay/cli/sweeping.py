@@ -85,7 +85,7 @@ def sweep(
     """
     _check_options(search, trials, metric, storage)
     from nearsay import sweep as sweeping  # noqa: PLC0415  # brings torch
-    from nearsay.config.commands import default_sweep_folder  # noqa: PLC0415
+    from nearsay.config import default_sweep_folder  # noqa: PLC0415
     from nearsay.sweep.table import summarize  # noqa: PLC0415
 
     listed, changed = arguments or [], changes or []

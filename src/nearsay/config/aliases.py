@@ -4,7 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_METHODS = {"nearsay": "neighbor-vote"}
+from nearsay import recipes
+
+METHODS = {"nearsay": "neighbor-vote"}
+"""Names of methods in earlier versions, and their names now."""
 _KINDS = {"Nearsay": "NeighborVote"}
 _FIELDS = {
     "closeness": "feature_weight",
@@ -17,21 +20,29 @@ _MODULES = {
     "augment": "transforms",
     "core": "batch",
     "datasets": "data",
+    "dist": "distributed",
+    "objectives.bank": "losses.memory_bank",
+    "objectives.nearsay": "losses.neighbor_vote",
     "objectives": "losses",
+    "seeds": "rng",
 }
 _OLD_MODULE = re.compile(rf"\bnearsay\.({'|'.join(_MODULES)})\b")
+# Recipes were modules with a function `recipe`.
+_RECIPES = "|".join(recipes.__all__)
+_OLD_IMPORT = re.compile(rf"\bfrom nearsay\.recipes\.({_RECIPES}) import recipe\b( as \w+)?")
+_OLD_RECIPE = re.compile(rf"\b({_RECIPES})\.recipe\b")
 
 
 def current_record(record: Any) -> Any:
-    """The content of an experiment.json with today's names; whatever else is in it stays as it is."""
+    """The content of an experiment.json with today's names; other content stays as it is."""
     if not isinstance(record, Mapping):
         return record
     current = dict(record)
     arguments, overrides = record.get("arguments"), record.get("overrides")
     if isinstance(arguments, Mapping):
         method = arguments.get("method")
-        if isinstance(method, str) and method in _METHODS:
-            current["arguments"] = {**arguments, "method": _METHODS[method]}
+        if isinstance(method, str) and method in METHODS:
+            current["arguments"] = {**arguments, "method": METHODS[method]}
     if isinstance(overrides, list):
         current["overrides"] = [_current_override(change) for change in overrides]
     if "experiment" in record:
@@ -40,8 +51,18 @@ def current_record(record: Any) -> Any:
 
 
 def current_source(source: str) -> str:
-    """The text of a recorded recipe with the modules of nearsay where they are now."""
-    return _OLD_MODULE.sub(lambda found: f"nearsay.{_MODULES[found[1]]}", source)
+    """The source of a recipe of an earlier version with the names of today."""
+    if "nearsay." not in source:
+        return source
+    source = _OLD_MODULE.sub(lambda match: f"nearsay.{_MODULES[match[1]]}", source)
+    for kind, current in _KINDS.items():
+        source = re.sub(rf"\b{kind}\b", current, source)
+    source = _OLD_IMPORT.sub(lambda match: _new_import(match[1], match[2]), source)
+    return _OLD_RECIPE.sub(r"\1", source)
+
+
+def _new_import(recipe: str, name: str | None) -> str:
+    return f"from nearsay.recipes import {recipe}{name or ' as recipe'}"
 
 
 def current_terms(names: Sequence[str]) -> list[str]:

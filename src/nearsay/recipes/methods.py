@@ -1,17 +1,24 @@
 """The table of methods that all recipes share: what a name such as `ncr+mixup` means.
 
-Weights of label smoothing, bootstrapping and mixup are those of the paper's released code, .5, .5 and Beta(.5, .5);
-the paper prints none. To add a method, give it a row in `choose` and its name to one of the lists of `Method`.
+The weights of label smoothing, bootstrapping and mixup are .5, .5 and Beta(.5, .5), as in the
+released code of the paper, because the paper prints none. To add a method, add a row to `choose`
+and its name to `Method`. A loss of your own needs neither: every recipe takes it as `method=`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from torch import Tensor
 
 from nearsay.batch import Objective
 from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy, NeighborVote
+from nearsay.losses.base import as_objective
 from nearsay.transforms import Augment, ColorJitter, Mixup, RandAugment, Transform, Views
+from nearsay.validation import check_number, check_whole
 
-_Usual = Literal[  # lists in the order in which users are told them
+# The lists are in the order in which users see them.
+_Usual = Literal[
     "standard",
     "mixup",
     "label-smoothing",
@@ -25,66 +32,91 @@ _Oracle = Literal["oracle", "oracle+mixup"]
 _More = Literal["elr", "ncr+elr", "elr+", "ncr+elr+", "label-propagation"]
 _Views = Literal["gjs", "neighbor-vote"]
 Method = Literal[_Usual, "ncr+mixup+da", _Oracle, _More, _Views]
-FeatureMethod = Literal[
-    _Usual, _Oracle, _More
-]  # a second view, as gjs and da want, needs an image to augment
-WebMethod = Literal[
-    _Usual, "ncr+mixup+da", _More, _Views
-]  # nobody knows the true labels of images from the web
+# Features have no second view, because augmentation needs an image.
+FeatureMethod = Literal[_Usual, _Oracle, _More]
+# The true labels of images from the web are unknown, so there is no oracle.
+WebMethod = Literal[_Usual, "ncr+mixup+da", _More, _Views]
+
+OwnMethod = Objective | Callable[[Tensor, Tensor], Tensor]
+"""A loss of the user: an objective, or a function of (B, C) logits and targets to (B,) rows."""
+Start = float | Literal["auto"]
+Neighbors = int | Literal["all"]
+
+_Key = TypeVar("_Key")
+_Row = TypeVar("_Row")
 
 
 class Choice(NamedTuple):
-    """What a method asks of an experiment."""
+    """The parts of an experiment that a method decides.
+
+    Attributes:
+        objective: the loss.
+        mixup: how images are mixed, None for not at all.
+        num_views: how many augmented views of an image the loss compares.
+        jitters: change the colors of the second view, which the paper calls DA.
+        only_clean: train on the examples with right labels only, as the oracle does.
+        networks: 2 for networks that teach each other, as in ELR+.
+        propagates: propagate labels over the features, halfway.
+        is_strong: augment the second view strongly, and let the averaged network teach.
+    """
 
     objective: Objective
     mixup: Mixup | None = None
     num_views: Literal[1, 2] = 1
-    jitters: bool = False  # the colors of the second view: the paper's DA
-    only_clean: bool = False  # the oracle
-    networks: Literal[1, 2] = 1  # that teach each other, as in ELR+
-    propagates: bool = False  # labels over the features, halfway
-    is_strong: bool = (
-        False  # the second view is strongly augmented, and the teacher is the network's own average
-    )
+    jitters: bool = False
+    only_clean: bool = False
+    networks: Literal[1, 2] = 1
+    propagates: bool = False
+    is_strong: bool = False
 
     def augment(
         self, *transforms: Transform, strongly: tuple[Transform, ...] = (RandAugment(),)
     ) -> Augment | Views:
-        """The transforms, for as many views of an image as the method compares; a strong one is made by `strongly`."""
-        if self.num_views == 2:
-            more = (ColorJitter(),) if self.jitters else strongly if self.is_strong else ()
-            return Views(first=transforms, second=(*transforms, *more))
-        return Augment(transforms=transforms)
+        """The transforms for one view, or for two; `strongly` is added to a strong second view."""
+        if self.num_views == 1:
+            return Augment(transforms=transforms)
+        more: tuple[Transform, ...] = ()
+        if self.jitters:
+            more = (ColorJitter(),)
+        elif self.is_strong:
+            more = strongly
+        return Views(first=transforms, second=(*transforms, *more))
 
     def fields(self, epochs: float) -> dict[str, Any]:
-        """Fields of an `Experiment` of so many epochs, whose types Any stands for."""
+        """The fields of an `Experiment` of so many epochs; each value has the type of its field."""
         fields: dict[str, Any] = {
             "objective": self.objective,
             "mixup": self.mixup,
             "only_clean": self.only_clean,
         }
-        if (
-            self.networks == 2
-        ):  # ELR+ evaluates the networks themselves; their averages are teachers only
+        if self.networks == 2:
+            # ELR+ evaluates the networks themselves. Their averages only teach.
             fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
         if self.is_strong:
+            start = max(1.0, round(epochs / 10))
+            vote: Any = self.objective
             fields |= {"averaging": 0.99, "self_taught": True}
-            fields["objective"] = replace(self.objective, start_epoch=max(1.0, round(epochs / 10)))  # type: ignore[type-var]
+            fields["objective"] = replace(vote, start_epoch=start)
         if self.propagates:
             fields["propagate_at"] = max(1, round(epochs / 2))
         return fields
 
 
 def choose(
-    method: Method,
+    method: Method | OwnMethod,
     *,
     ncr: NCR,
     beside_elr: NCR | None = None,
     elr: ELR | None = None,
     mixup: Mixup | None = None,
-    vote: NeighborVote = NeighborVote(),  # noqa: B008  # frozen, so it may be shared
+    vote: NeighborVote = NeighborVote(),  # noqa: B008  # frozen, so it can be shared
 ) -> Choice:
-    """The method of that name, made of the recipe's own losses; `beside_elr` is NCR where its base is ELR."""
+    """The method of that name, made of the losses of the recipe; or a loss of the user alone.
+
+    `beside_elr` is the NCR with ELR as its base, for methods such as ncr+elr.
+    """
+    if not isinstance(method, str):
+        return Choice(as_objective(method))
     elr = elr or ELR()
     beside = replace(beside_elr or ncr, base=elr)
     mixup = mixup or Mixup(alpha=0.5)
@@ -109,20 +141,54 @@ def choose(
         "gjs": Choice(GJS(), num_views=2),
         "neighbor-vote": Choice(vote, Mixup(alpha=1.0, views="first"), num_views=2, is_strong=True),
     }
-    if method not in table:
-        raise ValueError(f"method={method!r} must be one of {', '.join(table)}")
-    return table[method]
+    return pick("method", method, table)
 
 
-def check_of_use(method: str, **wished: object) -> None:
-    """Refuse settings of NCR for a method that has none, rather than leave them without effect."""
-    for name, value in wished.items():
-        if value is not None and "ncr" not in method:
+def is_pair(method: Method | OwnMethod) -> bool:
+    """Whether two networks teach each other."""
+    return isinstance(method, str) and method in ("elr+", "ncr+elr+")
+
+
+def check_of_use(method: Method | OwnMethod, **wished: object) -> None:
+    """Refuse settings of NCR for a method without NCR, because they would have no effect."""
+    name = method if isinstance(method, str) else type(method).__name__
+    if isinstance(method, str) and "ncr" in name:
+        return
+    for setting, value in wished.items():
+        if value is not None:
             raise ValueError(
-                f"{name}={value!r} is of NCR, which method={method!r} does not use; leave it out"
+                f"{setting} must be left out, got {value!r}. It is a setting of NCR, "
+                f"which method={name} does not use."
             )
 
 
+def pick(name: str, value: _Key, table: Mapping[_Key, _Row]) -> _Row:
+    """The row of a table of settings; ValueError lists the rows."""
+    if value not in table:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, table))}, got {value!r}.")
+    return table[value]
+
+
+def length(epochs: float | None, printed: float) -> float:
+    """The epochs that the user wants, or else the printed ones.
+
+    They are checked here, because other durations are derived from them.
+    """
+    return printed if epochs is None else check_number("epochs", epochs, 0.001, 1e6)
+
+
+def start_epoch(start: Start | None, printed: float, share: float) -> Start:
+    """When NCR starts: as the user wants, or else at a `share` of the printed epoch, rounded."""
+    return float(round(printed * share)) if start is None else start
+
+
+def neighbors(k: Neighbors | None, printed: int) -> int | None:
+    """How many neighbors NCR uses, None for all of the batch: as the user wants, or as printed."""
+    if k == "all":
+        return None
+    return printed if k is None else check_whole("k", k, 1, cure=", or all")
+
+
 def warmup(epochs: float, most: float) -> float:
-    """Epochs of warm-up: at most a tenth of the run, so that a run of one epoch is possible, too."""
+    """Epochs of warm-up: at most a tenth of the run, so that a run of one epoch is possible."""
     return max(0.0, min(most, epochs / 10))

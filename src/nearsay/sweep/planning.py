@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from nearsay.config import Call, ConfigError, apply_overrides, call_recipe, to_tree
-from nearsay.config.naming import run_name
+from nearsay.config import Call, ConfigError, apply_overrides, call_recipe, run_name, to_tree
 from nearsay.config.text import NUMBER, quoted, quoted_key, split_pairs
 from nearsay.errors import NoSplit
 

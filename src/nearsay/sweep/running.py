@@ -243,6 +243,12 @@ def _recipe(planned: Planned, recipes: Path) -> str:
     if not path.is_file():  # or a run that has just begun may read half of it
         path.parent.mkdir(exist_ok=True)
         path.write_text(origin["source"], "utf-8", newline="")
+        for name, file in origin.get("files", {}).items():
+            local = path.parent / name
+            # Files outside the folder of the recipe are those of objects, which the words name.
+            if ".." not in local.parts:
+                local.parent.mkdir(parents=True, exist_ok=True)
+                local.write_text(file["source"], "utf-8", newline="")
     return str(path)
 
 
