@@ -483,7 +483,7 @@ def test_a_failed_recalibration_changes_nothing():
     before = bits(module.state_dict().values())
     with pytest.raises(RuntimeError):
         recalibrate_(module, [images(), torch.zeros(2, 7, 6, 6)])
-    with pytest.raises(ValueError, match="0 batches"):
+    with pytest.raises(ValueError, match="batches"):
         recalibrate_(module, [])
     assert bits(module.state_dict().values()) == before
     assert not any(each.training for each in module.modules())
@@ -503,45 +503,38 @@ def test_class_weights_balance_the_classes_that_occur():
     assert class_weights(Labels(torch.tensor([-1]), None, ("a", "b"))).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (lambda: SGD(lr=-0.1), "lr is -0.1"),
-        (lambda: SGD(lr=math.nan), "lr is nan"),
-        (lambda: SGD(momentum=1.0), r"momentum is 1.0; it must lie in \[0, 1\)"),
-        (lambda: SGD(weight_decay=math.inf), r"weight_decay is inf; it must lie in \[0, inf\)"),
-        (lambda: SGD(nesterov=True, momentum=0), "momentum=0"),
-        (lambda: SGD().build([]), "0 parameters to train lie on no device"),
-        (lambda: AdamW().build(averaged_copy(network()).parameters()), "0 parameters"),
-        (
-            lambda: SGD().build([nn.Parameter(torch.ones(1, device=d)) for d in ("cpu", "meta")]),
-            "2 parameters",
-        ),
-        (lambda: AdamW(betas=(0.9, 1.0)), "second_beta is 1.0"),
-        (lambda: AdamW(lr=-0.1), "lr is -0.1"),
-        (lambda: Cosine(final=1.5), r"final is 1.5; it must lie in \[0, 1\]"),
-        (lambda: Cosine(warmup=-1), "warmup is -1"),
-        (lambda: Cosine(warmup=5).factor(0.0, 5), "warmup=5 must end before the 5 epochs"),
-        (lambda: Constant(warmup=math.inf), "warmup is inf"),
-        (lambda: MultiStep(milestones=(3, -1)), "milestone is -1"),
-        (lambda: MultiStep(milestones=(3,), gamma=10), "gamma is 10"),
-        (lambda: CosineRestarts(period=0), "period=0"),
-        (lambda: CosineRestarts(period=math.inf), "period=inf"),
-        (lambda: CosineRestarts(multiplier=0.5), "multiplier=0.5"),
-        (lambda: CosineRestarts(minimum=2), "minimum is 2"),
-        (lambda: ramp(1.0, -2), "length is -2"),
-        (lambda: clip_gradients_([], 0), "max_norm=0"),
-        (
-            lambda: step_if_(torch.optim.SGD([nn.Parameter(torch.ones(1))]), torch.tensor(True)),
-            "fused=True",
-        ),
-        (lambda: update_average_(network(), network()[:2], 0.5), "4.bias is in one network only"),
-    ],
-)
-def test_bad_choices_are_refused_in_one_sentence(make, complaint):
-    with pytest.raises(ValueError, match=complaint) as caught:
+BAD_CHOICES = [
+    ("lr", lambda: SGD(lr=-0.1)),
+    ("lr", lambda: SGD(lr=math.nan)),
+    ("momentum", lambda: SGD(momentum=1.0)),
+    ("weight_decay", lambda: SGD(weight_decay=math.inf)),
+    ("nesterov", lambda: SGD(nesterov=True, momentum=0)),
+    ("parameters", lambda: SGD().build([])),
+    ("parameters", lambda: AdamW().build(averaged_copy(network()).parameters())),
+    ("meta", lambda: SGD().build([nn.Parameter(torch.ones(1, device=d)) for d in ("cpu", "meta")])),
+    ("betas", lambda: AdamW(betas=(0.9, 1.0))),
+    ("lr", lambda: AdamW(lr=-0.1)),
+    ("final", lambda: Cosine(final=1.5)),
+    ("warmup", lambda: Cosine(warmup=-1)),
+    ("warmup", lambda: Cosine(warmup=5).factor(0.0, 5)),
+    ("warmup", lambda: Constant(warmup=math.inf)),
+    ("milestones", lambda: MultiStep(milestones=(3, -1))),
+    ("gamma", lambda: MultiStep(milestones=(3,), gamma=10)),
+    ("period", lambda: CosineRestarts(period=0)),
+    ("period", lambda: CosineRestarts(period=math.inf)),
+    ("multiplier", lambda: CosineRestarts(multiplier=0.5)),
+    ("minimum", lambda: CosineRestarts(minimum=2)),
+    ("length", lambda: ramp(1.0, -2)),
+    ("max_norm", lambda: clip_gradients_([], 0)),
+    ("fused", lambda: step_if_(torch.optim.SGD([nn.Parameter(torch.ones(1))]), torch.tensor(True))),
+    ("4.bias", lambda: update_average_(network(), network()[:2], 0.5)),
+]
+
+
+@pytest.mark.parametrize(("name", "make"), BAD_CHOICES)
+def test_a_bad_choice_is_refused_by_its_name(name, make):
+    with pytest.raises(ValueError, match=name):
         make()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_teacher_goes_by_its_batch_and_keeps_its_statistics():
