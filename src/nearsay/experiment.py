@@ -204,8 +204,9 @@ class Experiment:
         if self.noise_per_network and (self.networks == 1 or self.noise is None):
             raise ValueError("noise_per_network must be False without noise= and networks=2.")
         if self.propagate_at is not None:
-            cure = f" and at most epochs={self.epochs}, or None for no propagation"
-            check_whole("propagate_at", self.propagate_at, 1, math.floor(self.epochs), cure=cure)
+            check_whole("propagate_at", self.propagate_at, 1, cure=", or None for no propagation")
+            is_reached = self.propagate_at <= self.epochs
+            check_that(is_reached, "propagate_at", f"at most epochs={self.epochs}", self.propagate_at)
         # A schedule refuses a warm-up that is longer than the run.
         self.schedule.factor(0.0, self.epochs)
 

@@ -26,8 +26,8 @@ from nearsay.losses import NCR
 from nearsay.models import ResNet
 from nearsay.optim import SGD, Constant
 from nearsay.training.checkpoints import open_run
-from nearsay.training.display import Silent
 from nearsay.training.loop import train
+from nearsay.training.progress import Silent
 from nearsay.transforms import IMAGENET_COLORS, Augment, Flip, RandomResizedCrop
 
 pytestmark = pytest.mark.filterwarnings(

@@ -21,7 +21,7 @@ from nearsay import cli
 from nearsay.config import apply_overrides, call_recipe
 from nearsay.errors import RunError
 from nearsay.training.loop import train
-from nearsay.training.run_folder import open_trained
+from nearsay.training.predict import open_trained
 
 SMALL = ["data.num_train=60", "data.num_test=20", "batch_size=20", "backbone.hidden=16"]
 

@@ -11,7 +11,7 @@ import pytest
 from faults.jobs import is_over
 from nearsay.errors import RunError
 from nearsay.sweep import grid, make_space, run_all, running, search
-from nearsay.training.display import Silent
+from nearsay.training.progress import Silent
 
 SMALL = ["data.num_train=200", "data.num_test=100", "batch_size=50", "backbone.hidden=(8,)"]
 HELD = [*SMALL, "held_out=0.2", "optimizer.lr=1e-4..1e-1:log"]

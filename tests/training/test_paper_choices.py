@@ -20,8 +20,7 @@ from nearsay.models import MLP
 from nearsay.noise import Matrix, Recorded, Symmetric
 from nearsay.optim import SGD, Constant
 from nearsay.training.loop import train
-from nearsay.training.outcome import propagate as propagate_once
-from nearsay.training.propagate import propagate
+from nearsay.training.predict import propagate, propagate_in_run
 from nearsay.training.splits import open_splits
 from nearsay.training.step import observe_
 from nearsay.transforms import Mixup
@@ -57,10 +56,10 @@ def test_the_oracle_trains_on_right_labels_alone(tmp_path):
 
 
 def test_the_oracle_needs_the_truth():
-    with pytest.raises(ValueError, match="only_clean=True needs the true labels"):
+    with pytest.raises(ValueError, match="only_clean"):
         open_splits(replace(SMALL, data=Unknown(), noise=None, only_clean=True))
     wrong = Matrix(matrix=[[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
-    with pytest.raises(ValueError, match="only_clean=True leaves no example"):
+    with pytest.raises(ValueError, match="only_clean"):
         open_splits(replace(SMALL, noise=wrong, only_clean=True))
 
 
@@ -92,7 +91,7 @@ def test_a_second_network_may_learn_other_noise():
     )  # the first learns what it always did
     assert (splits.other_given != splits.labels.clean).sum() == 100
     assert not torch.equal(splits.other_given, splits.labels.given)
-    with pytest.raises(ValueError, match="which has no seed"):
+    with pytest.raises(ValueError, match="seed"):
         open_splits(replace(two, noise=Recorded(given=splits.labels.given), noise_per_network=True))
 
 
@@ -140,7 +139,7 @@ def test_networks_or_averages_are_judged(tmp_path):
         ends["networks"]["accuracy"]["test"]["final"]
         > ends["averages"]["accuracy"]["test"]["final"] + 0.2
     )
-    with pytest.raises(ValueError, match="judged='averages' needs averaging="):
+    with pytest.raises(ValueError, match="averaging"):
         replace(SMALL, judged="averages")
 
 
@@ -220,11 +219,9 @@ def test_propagated_labels_are_better_and_can_be_learned(tmp_path):
     again = config.apply_overrides(call, [f"relabeled={found['file']}", "objective.alpha=0.1"])
     result = train(again.experiment, tmp_path / "second", origin=again.origin)
     assert result["labels"]["effective_rate"] == pytest.approx(1 - found["accuracy_after"])
-    with pytest.raises(
-        ValueError, match=r"nothing\.npz' is no file; nearsay clean and nearsay propagate make one"
-    ):
+    with pytest.raises(ValueError, match=r"relabeled=.*nothing\.npz"):
         open_splits(replace(call.experiment, relabeled=str(tmp_path / "nothing.npz")))
-    with pytest.raises(ValueError, match="it belongs to other data"):
+    with pytest.raises(ValueError, match="relabeled"):
         open_splits(replace(SMALL, relabeled=found["file"]))
 
 
@@ -265,7 +262,7 @@ def test_labels_are_propagated_halfway_and_learned(tmp_path):
 def test_a_run_too_short_to_propagate_labels_is_refused_and_one_of_an_epoch_says_how_right_they_are(
     tmp_path,
 ):
-    with pytest.raises(config.ConfigError, match=r"propagate_at=1 is never reached in epochs=0.5"):
+    with pytest.raises(config.ConfigError, match="propagate_at"):
         config.call_recipe("toy", ["method=label-propagation", "epochs=0.5"])
     call = config.call_recipe("toy", ["method=label-propagation", "epochs=1"])
     train(call.experiment, tmp_path)
@@ -289,9 +286,9 @@ def test_two_networks_propagate_from_the_same_labels(tmp_path, monkeypatch):
 
     def watched(predictions, given, clean, trained):
         seen.append(given.clone())
-        return propagate_once(predictions, given, clean, trained)
+        return propagate_in_run(predictions, given, clean, trained)
 
-    monkeypatch.setattr("nearsay.training.loop.propagate", watched)
+    monkeypatch.setattr("nearsay.training.loop.propagate_in_run", watched)
     train(
         replace(
             SMALL, objective=CrossEntropy(), epochs=2, propagate_at=1, networks=2, averaging=0.9

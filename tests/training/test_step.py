@@ -596,9 +596,7 @@ def test_a_step_that_was_restored_goes_on_bit_for_bit(name):
 def test_what_is_of_another_experiment_is_not_restored():
     step = ready(FEATURES)
     saved = go(step, range(1))
-    with pytest.raises(
-        ValueError, match=r"^optimizer0\.0\.momentum_buffer is in the network only$"
-    ):
+    with pytest.raises(ValueError, match=r"^optimizer0\.0\.momentum_buffer"):
         restore(
             step,
             {
@@ -607,11 +605,9 @@ def test_what_is_of_another_experiment_is_not_restored():
                 if name != "optimizer0.0.momentum_buffer"
             },
         )
-    with pytest.raises(ValueError, match=r"^memory0\.averages is in the checkpoint only$"):
+    with pytest.raises(ValueError, match=r"^memory0\.averages"):
         restore(step, {**saved, "memory0.averages": torch.zeros(3)})
-    with pytest.raises(
-        ValueError, match=r"^network0\.fc\.bias is \(7,\) in the checkpoint, not \(4,\)$"
-    ):
+    with pytest.raises(ValueError, match=r"^network0\.fc\.bias .*\(7,\).*\(4,\)"):
         restore(step, {**saved, "network0.fc.bias": torch.zeros(7)})
 
 
