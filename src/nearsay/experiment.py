@@ -206,7 +206,9 @@ class Experiment:
         if self.propagate_at is not None:
             check_whole("propagate_at", self.propagate_at, 1, cure=", or None for no propagation")
             is_reached = self.propagate_at <= self.epochs
-            check_that(is_reached, "propagate_at", f"at most epochs={self.epochs}", self.propagate_at)
+            check_that(
+                is_reached, "propagate_at", f"at most epochs={self.epochs}", self.propagate_at
+            )
         # A schedule refuses a warm-up that is longer than the run.
         self.schedule.factor(0.0, self.epochs)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from faults.jobs import PATIENCE
 from nearsay import cli
 from nearsay.batch import Labels, Split
 from nearsay.config import call_recipe
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nearsay import dist
+from nearsay import distributed
 from nearsay.batch import Objective, Outputs
 from nearsay.data import Toy
 from nearsay.experiment import Experiment, Machine
@@ -60,8 +61,8 @@ class Spoiled:
     def phase(self, epoch, state):
         return self.base.phase(epoch, state)
 
-    def __call__(self, outputs, batch, epoch, memory, stage):
-        is_here = self.rank in (-1, dist.rank())
+    def __call__(self, outputs, batch, epoch, state, phase):
+        is_here = self.rank in (-1, distributed.rank())
         is_now = (epoch * PER_EPOCH).round() == self.at
         bad = torch.where(is_now, float(self.value), 0.0) if is_here else torch.zeros(())
         features, logits = outputs
@@ -71,10 +72,10 @@ class Spoiled:
             logits = logits + bad
         if self.where == "gradient":
             logits.register_hook(lambda gradient: gradient + bad)
-        loss = self.base(Outputs(features, logits), batch, epoch, memory, stage)
+        loss = self.base(Outputs(features, logits), batch, epoch, state, phase)
         if self.where != "loss":
             return loss
-        for each in memory.values():
+        for each in state.values():
             each += bad.to(each.dtype) if each.is_floating_point() else 0
         return loss._replace(total=loss.total + bad, terms={**loss.terms, "spoiled": bad})
 
@@ -91,7 +92,7 @@ def recipe(*, at: int = 3, where: str = "loss", value: str = "nan", rank: int = 
         schedule=Constant(),
         epochs=3,
         batch_size=16,
-        machine=Machine(checkpoint_steps=steps, timeout=60),
+        machine=Machine(checkpoint_steps=steps, timeout=900),
     )
 '''
 KINDS = [
@@ -369,7 +370,7 @@ def test_one_of_two_processes_stops_both(tmp_path, words, changes, bad):
         for rank in range(2)
     ]
     try:
-        told = [process.communicate(timeout=90)[1] for process in processes]
+        told = [process.communicate(timeout=PATIENCE)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

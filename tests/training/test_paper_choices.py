@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from nearsay import ELR, NCR, Batch, CrossEntropy, Outputs, config
-from nearsay.batch import Labels, Split
 from nearsay.data.loader import Order
 from nearsay.data.toy import Toy
 from nearsay.experiment import Experiment, Machine
 from nearsay.models import MLP
-from nearsay.noise import Matrix, Recorded, Symmetric
+from nearsay.noise import Symmetric
 from nearsay.optim import SGD, Constant
 from nearsay.training.loop import train
 from nearsay.training.predict import propagate, propagate_in_run
@@ -37,14 +36,6 @@ SMALL = Experiment(
 )
 
 
-class Unknown:
-    """Labels of which nobody knows whether they are right."""
-
-    def open(self, split):
-        inputs, labels = Toy(num_train=40, num_classes=4).open(split)
-        return Split(inputs, Labels(labels.given, None, labels.classes))
-
-
 def test_the_oracle_trains_on_right_labels_alone(tmp_path):
     splits = open_splits(replace(SMALL, only_clean=True))
     assert len(splits.train) == 100
@@ -53,14 +44,6 @@ def test_the_oracle_trains_on_right_labels_alone(tmp_path):
         splits.labels.given != splits.labels.clean
     ).sum() == 100  # the labels are as noisy as ever
     assert train(replace(SMALL, only_clean=True), tmp_path)["labels"]["num_examples"] == 100
-
-
-def test_the_oracle_needs_the_truth():
-    with pytest.raises(ValueError, match="only_clean"):
-        open_splits(replace(SMALL, data=Unknown(), noise=None, only_clean=True))
-    wrong = Matrix(matrix=[[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
-    with pytest.raises(ValueError, match="only_clean"):
-        open_splits(replace(SMALL, noise=wrong, only_clean=True))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
@@ -80,19 +63,6 @@ def test_hidden_labels_are_a_share_and_nested(share):
 def test_training_with_few_labels_learns(tmp_path):
     experiment = replace(SMALL, labeled=0.3, noise=None, epochs=20, objective=NCR(alpha=0.5))
     assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.8
-
-
-def test_a_second_network_may_learn_other_noise():
-    two = replace(SMALL, networks=2, averaging=0.9)
-    assert open_splits(two).other_given is None
-    splits = open_splits(replace(two, noise_per_network=True))
-    assert torch.equal(
-        splits.labels.given, open_splits(two).labels.given
-    )  # the first learns what it always did
-    assert (splits.other_given != splits.labels.clean).sum() == 100
-    assert not torch.equal(splits.other_given, splits.labels.given)
-    with pytest.raises(ValueError, match="seed"):
-        open_splits(replace(two, noise=Recorded(given=splits.labels.given), noise_per_network=True))
 
 
 def test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_first(tmp_path):
@@ -179,17 +149,6 @@ def case():
     targets = torch.softmax(torch.randn(5, 4, generator=generator, dtype=torch.float64), dim=1)
     targets[1] = 0  # unlabeled
     return Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=torch.arange(5))
-
-
-@pytest.mark.parametrize("epoch", [0.0, 3.0, 10.0, 15.0])
-def test_the_weight_of_elr_rises_as_in_elr_plus(epoch):
-    outputs, batch = case()
-    memories = [ELR().init_state(5, 4, 4) for _ in range(2)]
-    plain = ELR(weight=3)(outputs, batch, torch.tensor(epoch), memories[0], "elr")
-    ramped = ELR(weight=3, ramp=10)(outputs, batch, torch.tensor(epoch), memories[1], "elr")
-    factor = math.exp(-5 * (1 - min(epoch / 10, 1)) ** 2)
-    torch.testing.assert_close(ramped.terms["elr"], factor * plain.terms["elr"])
-    assert ramped.terms["cross_entropy"] == plain.terms["cross_entropy"]
 
 
 def test_targets_are_weighed_anew_as_in_elr_plus_with_many_classes():

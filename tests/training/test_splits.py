@@ -14,7 +14,7 @@ from nearsay.data import Folder, Toy
 from nearsay.errors import NoSplit
 from nearsay.experiment import Experiment
 from nearsay.models import MLP
-from nearsay.noise import OpenSet, Symmetric, describe
+from nearsay.noise import OpenSet, Recorded, Symmetric, describe
 from nearsay.training import splits
 from nearsay.training.splits import make_order, open_splits, select
 
@@ -202,7 +202,12 @@ def test_a_second_network_can_learn_other_noise():
         Symmetric(rate=0.4, seed=6)(wished.data.open("train").labels).given
     )
     assert not found.other_given.equal(found.labels.given)
-    assert open_splits(replace(wished, noise_per_network=False)).other_given is None
+    same = replace(wished, noise_per_network=False)
+    assert open_splits(same).other_given is None
+    assert open_splits(same).labels.given.equal(found.labels.given)
+    without_seed = replace(wished, noise=Recorded(given=found.labels.given))
+    with pytest.raises(ValueError, match="seed"):
+        open_splits(without_seed)
 
 
 def test_in_a_balanced_order_all_classes_come_as_often():

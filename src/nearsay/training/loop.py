@@ -434,7 +434,7 @@ class _Training:
         distributed.broadcast_(self.step.tensors().values())
         set_own_states(saved, self.device, self.step.buffers())
         # Older checkpoints call it stage, and have no images_per_second.
-        self.phase = state["phase"] if "phase" in state else state["stage"]
+        self.phase = state.get("phase", state.get("stage"))
         self.clock.resume(state.get("images_per_second", 0.0))
         self.skipped = dict.fromkeys(state["skipped"])
         self.began -= state["seconds"]

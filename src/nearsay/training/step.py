@@ -83,8 +83,9 @@ def make_learners(
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if experiment.init is not None:
             init = Path(experiment.init)
-            weights = init / "model.safetensors" if init.is_dir() else init
-            load_weights(network, weights, skip_head=True)
+            if init.is_dir():
+                init = init / "model.safetensors"
+            load_weights(network, init, skip_head=True)
         optimizer = experiment.optimizer.build(network.parameters())
         average = None
         if experiment.averaging is not None:
@@ -167,15 +168,18 @@ class Step:
 
     def _load(self, rows: Rows) -> None:
         """Bring the rows to the device, to the place where a captured step reads them."""
-        device = self.setting.device
         if self._rows is None or not self.setting.captures:
-            inputs = None if rows.inputs is None else rows.inputs.to(device)
             # A copy if steps are captured: later rows are written into it.
-            self._rows = Rows(rows.indices.to(device, copy=self.setting.captures), inputs)
+            indices = rows.indices.to(self.setting.device, copy=self.setting.captures)
+            self._rows = Rows(indices, self._inputs_of(rows))
             return
         self._rows.indices.copy_(rows.indices, non_blocking=True)
         if self._rows.inputs is not None and rows.inputs is not None:
             self._rows.inputs.copy_(rows.inputs, non_blocking=True)
+
+    def _inputs_of(self, rows: Rows) -> Tensor | None:
+        """The inputs on the device, or None if all of them are there already."""
+        return None if rows.inputs is None else rows.inputs.to(self.setting.device)
 
     def _warm_up(self) -> None:
         """A real step on another stream, as CUDA graphs require before a capture."""
@@ -256,16 +260,20 @@ class Step:
         """The batch of one network: augmented, mixed, and with the teacher's outputs."""
         assert self._rows is not None
         batch: Batch = self._prepare(self._rows.indices, self._rows.inputs, times.turn, number)
-        # Resident batches hold the rows of all processes, streamed ones those of this process.
-        is_whole = self.setting.source is not None
-        plain = shard(batch) if is_whole else batch
+        plain = self._own_rows(batch)
         teacher = self._ask_teacher(number, plain)
         if self._mix is not None:
-            # A whole batch is mixed before it is shared out, so that partners are the same
-            # whatever the number of processes.
+            # A batch is mixed before it is shared out, so that partners are the same whatever the
+            # number of processes.
             mixed = self._mix(batch, seed=self.learners[number].seed, epoch=times.turn)
-            plain = shard(mixed) if is_whole else mixed
+            plain = self._own_rows(mixed)
         return replace(plain, teacher=teacher)
+
+    def _own_rows(self, batch: Batch) -> Batch:
+        """The rows of this process: resident batches hold those of all processes."""
+        if self.setting.source is None:
+            return batch
+        return shard(batch)
 
     def _prepared(self, indices: Tensor, inputs: Tensor | None, turn: Tensor, number: int) -> Batch:
         """Rows as a batch, augmented and normalized, for the network of that number."""
@@ -290,11 +298,12 @@ class Step:
 
     def _ask_teacher(self, number: int, batch: Batch) -> Outputs | None:
         """Outputs of the other network's averaged weights, or of its own for the first views."""
-        is_alone = self.experiment.self_taught
-        if len(self.learners) == 1 and not is_alone:
+        if self.experiment.self_taught:
+            teacher, views = self._teachers[number], batch.views
+        elif len(self.learners) == 2:
+            teacher, views = self._teachers[1 - number], 1
+        else:
             return None
-        teacher = self._teachers[number if is_alone else 1 - number]
-        views = batch.views if is_alone else 1
         inputs = batch.inputs[: len(batch.inputs) // views]
         with torch.no_grad(), self._autocast():
             outputs: Outputs = teacher(inputs)
@@ -311,8 +320,12 @@ class Step:
 
     def _reduce_gradients(self, network: Module) -> Tensor:
         """Average the gradients over processes and clip them; returns their norm before, 0-d."""
-        parameters = [each for each in network.parameters() if each.grad is not None]
-        distributed.average_(each.grad for each in parameters if each.grad is not None)
+        parameters, gradients = [], []
+        for parameter in network.parameters():
+            if parameter.grad is not None:
+                parameters.append(parameter)
+                gradients.append(parameter.grad)
+        distributed.average_(gradients)
         if self.experiment.clip:
             return optim.clip_gradients_(parameters, self.experiment.clip)
         return optim.grad_norm(parameters)
@@ -347,10 +360,10 @@ class Step:
 
     def prepare(self, rows: Rows, turn: int) -> Tensor:
         """The inputs of the network for these rows in pass `turn`, augmented as in training."""
-        inputs = None if rows.inputs is None else rows.inputs.to(self.setting.device)
-        number = torch.full((), turn, device=self.setting.device)
-        batch = self._prepared(rows.indices.to(self.setting.device), inputs, number, 0)
-        return batch.inputs if self.setting.source is None else shard(batch).inputs
+        device = self.setting.device
+        number = torch.full((), turn, device=device)
+        batch = self._prepared(rows.indices.to(device), self._inputs_of(rows), number, 0)
+        return self._own_rows(batch).inputs
 
     def averages(self) -> list[Module | None]:
         """The averaged networks."""
@@ -371,8 +384,9 @@ class Step:
                 "network": network.state_dict(),
                 "optimizer": optim.optimizer_state(optimizer),
                 "memory": state,
-                "average": {} if average is None else average.state_dict(),
             }
+            if average is not None:
+                parts["average"] = average.state_dict()
             for part, members in parts.items():
                 for name, tensor in members.items():
                     tensors[f"{part}{number}.{name}"] = tensor
@@ -381,9 +395,11 @@ class Step:
     def buffers(self) -> list[Tensor]:
         """The buffers of all networks, which may differ between processes because of BatchNorm."""
         buffers: list[Tensor] = []
-        for network in [*(learner.network for learner in self.learners), *self.averages()]:
-            if network is not None:
-                buffers += network.buffers()
+        for learner in self.learners:
+            buffers += learner.network.buffers()
+        for average in self.averages():
+            if average is not None:
+                buffers += average.buffers()
         return buffers
 
     def begin_sums(self, names: Sequence[str]) -> None:
@@ -422,15 +438,17 @@ def shard(batch: Batch) -> Batch:
         per_view = rows.view(batch.views, num_processes, -1, *rows.shape[1:])  # (V, P, B / P, ...)
         return per_view[:, own].flatten(0, 1)
 
-    mix, plain = batch.mix, batch.plain_targets
-    return replace(
+    own_part = replace(
         batch,
         inputs=part_of(batch.inputs),
         targets=part_of(batch.targets),
         indices=part_of(batch.indices),
-        mix=None if mix is None else Mix(*map(part_of, mix)),
-        plain_targets=None if plain is None else part_of(plain),
     )
+    if batch.mix is not None:
+        own_part = replace(own_part, mix=Mix(*map(part_of, batch.mix)))
+    if batch.plain_targets is not None:
+        own_part = replace(own_part, plain_targets=part_of(batch.plain_targets))
+    return own_part
 
 
 def make_dynamics(num_examples: int, device: torch.device) -> dict[str, Tensor]:
@@ -493,9 +511,10 @@ def observe_(
 def restore(step: Step, saved: dict[str, Tensor]) -> None:
     """Copy a checkpoint into the tensors of a step; ValueError if it is of another experiment."""
     live = step.tensors()
-    for name in live.keys() ^ saved.keys():
-        place = "network" if name in live else "checkpoint"
-        raise ValueError(f"{name} is in the {place} only")
+    for name in live.keys() - saved.keys():
+        raise ValueError(f"{name} is missing in the checkpoint")
+    for name in saved.keys() - live.keys():
+        raise ValueError(f"{name} is in the checkpoint only")
     with torch.no_grad():
         for name, tensor in live.items():
             if saved[name].shape != tensor.shape:
