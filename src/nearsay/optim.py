@@ -272,7 +272,7 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Tensor]:
 
 def grad_norm(parameters: Iterable[Parameter]) -> Tensor:
     """The 0-d norm of all gradients together; not finite if one of them is not, or on overflow."""
-    return get_total_norm([each.grad for each in parameters if each.grad is not None])
+    return get_total_norm([part.grad for part in parameters if part.grad is not None])
 
 
 def clip_gradients_(parameters: Iterable[Parameter], max_norm: float) -> Tensor:

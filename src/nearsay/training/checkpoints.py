@@ -112,9 +112,9 @@ class Run:
         folder = self.path / "checkpoints"
         final, draft = folder / _name(step), folder / f".{_name(step)}.partial"
         # Clones, because tensors may share memory, which safetensors refuses.
-        whole = {name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()}
+        copies = {name: part.detach().cpu().contiguous().clone() for name, part in tensors.items()}
         files = {
-            _TENSORS: safetensors.torch.save(whole),
+            _TENSORS: safetensors.torch.save(copies),
             _STATE: json.dumps(state, ensure_ascii=False).encode(),
         }
         files["manifest.json"] = _manifest(step, files)
@@ -269,7 +269,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _check_regular_files(path: Path) -> None:
-    """Refuse links in place of files that are written in place: they may lead to any file."""
+    """Refuse links as files that are written in place: they may lead to any file."""
     for name in (".lock", "log.jsonl"):
         file = path / name
         if os.path.lexists(file) and (file.is_symlink() or not file.is_file()):

@@ -159,7 +159,7 @@ class _Training:
         setting = Setting(
             source=self.feed.source,
             # Copies, because propagation writes into them.
-            given=tuple(each.to(device, copy=True) for each in given),
+            given=tuple(part.to(device, copy=True) for part in given),
             label_weights=label_weights.to(device),
             batches_per_epoch=self.num_per_epoch,
             batches_per_pass=self.order.batches_per_pass,
@@ -414,8 +414,8 @@ class _Training:
 
     def _resume(self) -> int:
         """Restore the last checkpoint on all processes; returns the number of steps done."""
-        found = None if self.run is None else self.run.load()
-        content = json.dumps(None if found is None else found.state)
+        checkpoint = None if self.run is None else self.run.load()
+        content = json.dumps(None if checkpoint is None else checkpoint.state)
         state = json.loads(distributed.share(content, self.device))
         if state is None:
             if self.run is not None:
@@ -424,12 +424,12 @@ class _Training:
             return 0
         self.step.begin_sums(config.current_terms(state["sums"]))
         saved: Mapping[str, Tensor] = {}
-        if self.run is not None and found is not None:
-            saved = found.tensors
-            for damaged in found.damaged:
-                note = f"skipped a damaged checkpoint ({damaged}); resuming from step {found.step}"
-                self.display.note(note)
-            self._restore(saved, found.step)
+        if self.run is not None and checkpoint is not None:
+            saved = checkpoint.tensors
+            for damaged in checkpoint.damaged:
+                note = f"skipped a damaged checkpoint ({damaged}); resuming from step"
+                self.display.note(f"{note} {checkpoint.step}")
+            self._restore(saved, checkpoint.step)
             self.run.cut_log(state["log_end"])
         distributed.broadcast_(self.step.tensors().values())
         set_own_states(saved, self.device, self.step.buffers())

@@ -1,8 +1,8 @@
 """The numbers in result.json: add a metric to `TRAIN_METRICS` or `SPLIT_METRICS`, nowhere else.
 
-A metric is a function of predictions and labels, whose rows belong together. It returns a number, a
-mapping from names to numbers, or None if the data cannot tell. The summary on the terminal and the
-report show every metric in result.json; see `metric_rows` in training/progress.py.
+A metric is a function of predictions and labels in the same order. It returns a number, a mapping
+from names to numbers, or None if the data cannot tell. The summary on the terminal and the report
+show every metric in result.json; see `metric_rows` in training/progress.py.
 """
 
 import math

@@ -141,7 +141,7 @@ class Pass:
         if len(outputs) == 1:
             return outputs[0]
         # The log of the sum of probabilities is a logit of their mean: a constant does not matter.
-        log_probabilities = [each.logits.float().log_softmax(dim=1) for each in outputs]
+        log_probabilities = [part.logits.float().log_softmax(dim=1) for part in outputs]
         logits = torch.stack(log_probabilities).logsumexp(dim=0)  # (B, C)
         return Outputs(outputs[0].features, logits)
 

@@ -177,7 +177,8 @@ def check_same(run: Run, experiment: Experiment) -> None:
     """
     path = run.path / "experiment.json"
     if not path.exists():
-        foreign = sorted(each.name for each in run.path.iterdir() if each.name not in _EARLY_FILES)
+        names = {path.name for path in run.path.iterdir()}
+        foreign = sorted(names.difference(_EARLY_FILES))
         if foreign:
             raise RunError(
                 f"{run.path} holds {foreign[0]!r} but no {path.name}, so it is not a run folder; "

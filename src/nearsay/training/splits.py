@@ -100,9 +100,12 @@ def open_splits(experiment: Experiment) -> Splits:
                 f"{labels.classes[:5]} in train and {split.labels.classes[:5]} in another."
             )
     notes = []
-    for name in [each.name for each in judged if not (each.truth >= 0).any()]:
-        judged = [each for each in judged if each.name != name]
-        notes.append(f"the {name} split has no labels, so it is not evaluated")
+    labeled = []
+    for part in judged:
+        if (part.truth >= 0).any():
+            labeled.append(part)
+        else:
+            notes.append(f"the {part.name} split has no labels, so it is not evaluated")
     notes += _row_notes(experiment, inputs)
     if len(labels.classes) == 1:
         notes.append(
@@ -110,7 +113,7 @@ def open_splits(experiment: Experiment) -> Splits:
             "add examples of another class"
         )
     other = _other_labels(experiment, pure, inputs)
-    return Splits(inputs, labels, train, held_out, judged, other, tuple(notes))
+    return Splits(inputs, labels, train, held_out, labeled, other, tuple(notes))
 
 
 def open_train(experiment: Experiment) -> Split:
@@ -214,8 +217,8 @@ def _check_train(labels: Labels) -> None:
         raise ValueError("the train split must have examples, got 0.")
     if labels.clean is not None and (labels.clean < 0).all():
         raise ValueError(
-            f"clean must hold classes of the train split such as {labels.classes[:5]}, got none of "
-            "them. Use the same names, or leave the true labels out."
+            f"clean must hold classes of the train split, such as {labels.classes[:5]}, got others "
+            "only. Use the same names, or leave the true labels out."
         )
 
 
@@ -238,7 +241,7 @@ def _learned_labels(
 
 
 def _other_labels(experiment: Experiment, pure: Labels, inputs: Inputs) -> Tensor | None:
-    """(N,) labels of the second network, whose noise has the next seed; None if it has no other."""
+    """(N,) labels of the second network, with noise of the next seed; None if they are the same."""
     if not experiment.noise_per_network:
         return None
     noise = experiment.noise
