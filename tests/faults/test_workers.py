@@ -260,10 +260,7 @@ def test_a_death_is_told_when_a_batch_is_waited_for_and_of_the_stream_it_belongs
             list(batches)
         next(rows)
 
-    with (
-        pytest.raises(WorkerError, match=r"cat/22\.png, cat/24\.png"),
-        stream.explained(),
-    ):
+    with pytest.raises(WorkerError, match=r"cat/22\.png, cat/24\.png"), stream.explained():
         work()
     assert finished == ["waiting"]
 
@@ -271,10 +268,7 @@ def test_a_death_is_told_when_a_batch_is_waited_for_and_of_the_stream_it_belongs
 def test_the_first_examples_are_named_even_if_nothing_was_read(photos, monkeypatch):
     make_ill(monkeypatch, "20.png", die)
     stream, rows = idle(photos)
-    with (
-        pytest.raises(WorkerError, match=r"cat/20\.png, cat/22\.png"),
-        stream.explained(),
-    ):
+    with pytest.raises(WorkerError, match=r"cat/20\.png, cat/22\.png"), stream.explained():
         next(rows)
 
 
@@ -390,8 +384,5 @@ def test_where_there_are_no_files_numbers_are_named():
     stream = Stream(
         loader.Reader(torch.zeros(9, 2), 8), lambda step: (torch.arange(step, step + 1), 0), 0, 60.0
     )
-    with (
-        pytest.raises(WorkerError, match="example 3, example 4"),
-        stream.explained(),
-    ):
+    with pytest.raises(WorkerError, match="example 3, example 4"), stream.explained():
         fail_after(stream.rows(range(2, 9)), RuntimeError("DataLoader is unhappy"))

@@ -232,10 +232,7 @@ def test_a_second_run_is_told_who_has_the_folder(tmp_path):
         os._exit(0)
     try:
         os.read(ready, 1)
-        with (
-            pytest.raises(RunError, match=f"process {child} ") as caught,
-            open_run(tmp_path),
-        ):
+        with pytest.raises(RunError, match=f"process {child} ") as caught, open_run(tmp_path):
             pass
         assert caught.value.code == 75
     finally:
@@ -425,10 +422,7 @@ def test_a_link_in_the_folder_of_another_leads_to_no_file_of_mine(tmp_path, name
     (tmp_path / "mine.txt").write_text("precious")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to("../mine.txt")
-    with (
-        pytest.raises(RunError, match=name) as caught,
-        open_run(tmp_path / "run"),
-    ):
+    with pytest.raises(RunError, match=name) as caught, open_run(tmp_path / "run"):
         pass
     assert caught.value.code == 73
     assert (tmp_path / "mine.txt").read_text() == "precious"
@@ -461,10 +455,7 @@ def test_a_folder_that_is_no_run_keeps_all_that_is_in_it(tmp_path):
 
 def test_the_lock_of_another_program_is_left_as_it_is(tmp_path):
     (tmp_path / ".lock").write_text("pid 17")
-    with (
-        pytest.raises(RunError, match=r"\.lock"),
-        open_run(tmp_path),
-    ):
+    with pytest.raises(RunError, match=r"\.lock"), open_run(tmp_path):
         pass
     assert (tmp_path / ".lock").read_text() == "pid 17"
 

@@ -374,10 +374,7 @@ with open_run(folder) as run:
 
 def test_a_run_is_read_alike_in_every_locale(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "run")
-    notes = {
-        "experiment.json": {"note": "Äpfel"},
-        "result.json": {"hardware": "Prozeßor"},
-    }
+    notes = {"experiment.json": {"note": "Äpfel"}, "result.json": {"hardware": "Prozeßor"}}
     for name, changes in notes.items():
         before = json.loads((copy / name).read_bytes())
         (copy / name).write_text(json.dumps(before | changes, ensure_ascii=False), encoding="utf-8")

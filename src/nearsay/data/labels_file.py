@@ -24,12 +24,7 @@ _RELABELED_HINT = "Use a file made by nearsay clean or nearsay propagate."
 
 
 def pack_labels(
-    labels: Labels,
-    inputs: Inputs,
-    *,
-    train: Tensor,
-    held_out: Tensor,
-    requested_rate: float | None,
+    labels: Labels, inputs: Inputs, *, train: Tensor, held_out: Tensor, requested_rate: float | None
 ) -> bytes:
     """The content of `labels.npz`; `train` and `held_out` are numbers of examples."""
     realized = describe(labels)

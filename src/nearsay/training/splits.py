@@ -15,12 +15,7 @@ from torch import Tensor
 
 from nearsay import distributed, rng
 from nearsay.batch import Files, Labels, Noise, Split
-from nearsay.data.labels_file import (
-    digest_inputs,
-    file_size,
-    read_relabeled,
-    recorded_digest,
-)
+from nearsay.data.labels_file import digest_inputs, file_size, read_relabeled, recorded_digest
 from nearsay.data.loader import (
     Inputs,
     Order,
