@@ -29,7 +29,8 @@ SMALL = [
     "--set",
     "batch_size=64",
 ]
-STEPS = 48  # that each of them takes
+# That each of them takes.
+STEPS = 48
 EXPERIMENTS = {
     "ncr": ["toy", "method=ncr", *SMALL],
     "mixup": [

@@ -41,7 +41,8 @@ TORCHRUN = ["--standalone", "--nproc-per-node=2", "--max-restarts=3", "--monitor
 
 def serve() -> int:
     """Until stdin ends."""
-    torch.set_num_threads(1)  # a fork has only the thread that forked
+    # A fork has only the thread that forked.
+    torch.set_num_threads(1)
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).step()
     config.call_recipe("toy", [])
     for line in sys.stdin:
@@ -54,9 +55,8 @@ def serve() -> int:
             code = _run(request)
             atexit._run_exitfuncs()
             sys.stdout.flush()
-            os._exit(
-                code
-            )  # as taking down a forked interpreter copies every page of it, which takes a second
+            # As taking down a forked interpreter copies every page of it, which takes a second.
+            os._exit(code)
     return 0
 
 
@@ -76,9 +76,11 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _run(request: dict[str, Any]) -> int:
-    os.setsid()  # a process group to signal, as a terminal or a scheduler does
+    # A process group to signal, as a terminal or a scheduler does.
+    os.setsid()
     with open(os.devnull) as nothing, open(request["output"], "ab") as output:
-        os.dup2(nothing.fileno(), 0)  # nobody but the server may hold its pipes
+        # Nobody but the server may hold its pipes.
+        os.dup2(nothing.fileno(), 0)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     if "hold" in request:
@@ -115,7 +117,8 @@ def run_rank(counter: str, words: list[str]) -> None:
     """One process of several; SIGUSR1 makes it fail."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGUSR1, _fail)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the agent, of which this is a copy
+    # Not as the agent, of which this is a copy.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _hold(Path(counter))
     _count(Path(f"{counter}-{os.environ['RANK']}"))

@@ -111,7 +111,8 @@ def test_disks_of_all_sizes_lose_nothing_when_they_are_full(server, whole, tmp_p
             assert code == 74, job.said
             assert "error: the disk is full" in job.said
             assert not [path for path in folder.rglob(".*") if path.name != ".lock"]
-            assert last_checkpoint(folder) > 0 or tenths < 13  # the labels take some room, too
+            # The labels take some room, too.
+            assert last_checkpoint(folder) > 0 or tenths < 13
             grow("64m")
             server.finish(folder, *words_of("ncr"))
             assert_same(folder, whole("ncr"))

@@ -30,9 +30,8 @@ from nearsay.training.loop import train
 from nearsay.training.progress import Silent
 from nearsay.transforms import IMAGENET_COLORS, Augment, Flip, RandomResizedCrop
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create"
-)  # more workers than cores
+# More workers than cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 BROKEN = ("truncated", "empty", "text", "pipe", "loop", "bomb")
 
 

@@ -251,7 +251,8 @@ def test_hostile_weights_take_little_memory(run, contents, trace, tmp_path):
     )
     measured = json.loads(done.stdout)
     assert measured["refused"] == len(contents)
-    assert measured["mebibytes"] <= 2 * largest + 10  # of the interpreter itself
+    # Of the interpreter itself.
+    assert measured["mebibytes"] <= 2 * largest + 10
     assert not trace.exists()
 
 

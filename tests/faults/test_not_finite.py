@@ -186,7 +186,8 @@ def assert_nothing_changes(experiment, at, where, value, draw):
         for name in compared
         if at and name in fresh and fresh[name] != before[name]
     }
-    assert not at or {"network", "optimizer", "memory"} <= kinds  # each of them had been learning
+    # Each of them had been learning.
+    assert not at or {"network", "optimizer", "memory"} <= kinds
 
 
 @pytest.mark.parametrize(("where", "value"), KINDS)
@@ -250,9 +251,8 @@ def test_the_last_checkpoint_is_that_of_a_run_without_the_fault(recipe, tmp_path
     train(replace(spoiled(recipe, at=99), epochs=0.75), tmp_path / "right")
     left, right = (checkpoint_of(tmp_path / name).tensors for name in ("spoiled", "right"))
     assert left["count"] == right["count"] == 3
-    learned = [
-        name for name in left if not name.startswith("sums")
-    ]  # which an epoch that ends begins anew
+    # Which an epoch that ends begins anew.
+    learned = [name for name in left if not name.startswith("sums")]
     assert bytes_of({name: left[name] for name in learned}) == bytes_of(
         {name: right[name] for name in learned}
     )
@@ -313,7 +313,8 @@ def test_a_run_on_repaired_data_goes_on_as_if_nothing_had_been(tmp_path, value):
     broken = features.copy()
     broken[bad, 1] = value
     np.save(tmp_path / "features.npy", broken)
-    for _ in range(2):  # again the same, as long as nothing is done about it
+    # Again the same, as long as nothing is done about it.
+    for _ in range(2):
         with pytest.raises(NotFinite):
             train(experiment, tmp_path / "broken")
         told = json.loads((tmp_path / "broken" / "not_finite.json").read_text())
@@ -331,10 +332,11 @@ def test_the_command_line_tells_it_in_one_sentence(recipe, tmp_path, capsys):
     assert re.fullmatch(r"error: the loss.* not finite at step 5 .*not_finite\.json.*\n", told)
 
 
+# Then the first step overflows a weight alone.
 FAR = {
     "MLP(hidden=(8,))": "Linear()",
     "import MLP": "import Linear",
-}  # then the first step overflows a weight alone
+}
 
 
 @pytest.mark.parametrize(

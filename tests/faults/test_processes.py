@@ -136,7 +136,8 @@ def test_workers_do_not_keep_the_lock_of_a_run_that_was_killed(server, whole, tm
     job.until_held()
     workers = [Path(f"/proc/{pid}") for pid in Path(CHILDREN.format(job.pid)).read_text().split()]
     assert len(workers) == 2
-    job.signal_group(signal.SIGSTOP)  # so that the workers do not see that they are alone
+    # So that the workers do not see that they are alone.
+    job.signal_group(signal.SIGSTOP)
     job.signal(signal.SIGKILL)
     assert job.end() == -signal.SIGKILL
     try:
@@ -210,7 +211,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(server, whole, tmp_path, fir
     # A ReLU that rounding turns over moves a row of weights.
     assert (found - expected).norm() < 1e-3 * expected.norm()
     for entry, other in zip(read_log(run), read_log(one), strict=True):
-        assert entry == pytest.approx(other, rel=1e-3, abs=0.01)  # an accuracy is of 200 examples
+        # An accuracy is of 200 examples.
+        assert entry == pytest.approx(other, rel=1e-3, abs=0.01)
 
 
 @pytest.fixture(scope="module")

@@ -285,9 +285,8 @@ def test_a_signal_to_a_worker_that_has_only_begun_is_ignored_too(photos, monkeyp
     with stream.explained():
         assert len([next(rows) for _ in range(2)]) == 2
     rows.close()
-    assert (
-        signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
-    )  # the main process hears them again
+    # The main process hears them again.
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def test_a_worker_that_dies_at_once_is_missed(photos, monkeypatch):

@@ -62,7 +62,8 @@ def test_what_is_damaged_is_not_counted_among_those_that_are_kept(tmp_path):
         assert [path.name for path in run.checkpoints()] == ["step-00000025", "step-00000010"]
         (run.checkpoints()[0] / "tensors.safetensors").write_bytes(b"x")
         assert_is(run.load(), 10)
-        save(run, 25)  # again, and whole this time
+        # Again, and whole this time.
+        save(run, 25)
         save(run, 30)
         assert [path.name for path in run.checkpoints()] == ["step-00000030", "step-00000025"]
 
@@ -164,7 +165,8 @@ def test_swapped_files_and_names_are_noticed(tmp_path):
         shutil.copy(tmp_path / "x", new / "tensors.safetensors")
         with pytest.raises(RunError, match="step 10 "):
             run.load()
-        assert new.exists()  # nothing was deleted
+        # Nothing was deleted.
+        assert new.exists()
 
 
 def test_the_fallback_names_what_was_passed_over(tmp_path):
@@ -238,7 +240,8 @@ def test_a_second_run_is_told_who_has_the_folder(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    with open_run(tmp_path):  # the lock goes with the process
+    # The lock goes with the process.
+    with open_run(tmp_path):
         pass
 
 
@@ -276,10 +279,11 @@ def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path
     assert flushed.index((run.path / "log.jsonl").stat().st_ino) < flushed.index(
         (final / "state.json").stat().st_ino
     )
+    # And the names in both folders.
     assert {
         run.path.stat().st_ino,
         final.stat().st_ino,
-    } <= kept.keys()  # and the names in both folders
+    } <= kept.keys()
 
 
 def test_the_log_is_cut_to_where_the_checkpoint_stood(tmp_path):
@@ -354,7 +358,8 @@ def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
     with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
         raise ValueError("bad data")
     assert [each.name for each in (tmp_path / "old").iterdir()] == ["cat.jpg"]
-    (tmp_path / "old/.lock").touch()  # this too
+    # This too.
+    (tmp_path / "old/.lock").touch()
     with pytest.raises(ValueError, match="bad data"), open_run(tmp_path / "old"):
         raise ValueError("bad data")
     assert (tmp_path / "old/.lock").exists()

@@ -22,7 +22,8 @@ def feed(*overrides):
 
 
 def test_streamed_rows_are_those_that_lie_on_the_device():
-    resident, steps = feed(), range(4, 9)  # the end of one pass, and the beginning of the next
+    # The end of one pass, and the beginning of the next.
+    resident, steps = feed(), range(4, 9)
     assert resident.source is not None
     for workers in (0, 2):
         streamed = feed("machine.loading=streaming", f"machine.workers={workers}")
@@ -35,7 +36,8 @@ def test_streamed_rows_are_those_that_lie_on_the_device():
                 == others.indices.tolist()
                 == resident.read(step).indices.tolist()
             )
-            assert others.inputs is None  # the step takes them from the source
+            # The step takes them from the source.
+            assert others.inputs is None
             torch.testing.assert_close(rows.inputs, resident.source[others.indices])
             torch.testing.assert_close(rows.inputs, streamed.read(step).inputs)
 

@@ -344,7 +344,8 @@ def test_labels_that_changed_since_are_refused(tmp_path):
         machine=Machine(device="cpu", checkpoint_steps=2),
     )
     result = train(experiment, folder)
-    assert result["accuracy"] == {}  # there is no split to be judged on
+    # There is no split to be judged on.
+    assert result["accuracy"] == {}
     assert result["detection"] is None
     go_back(folder)
     data.write_text(json.dumps([1, 1, 2, 3] * 16))
@@ -357,9 +358,8 @@ def test_labels_that_changed_since_are_refused(tmp_path):
 
 def test_a_run_goes_on_with_the_same_bytes_on_another_machine(tmp_path, finished):
     _, folder = finished
-    train(
-        replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=4)), tmp_path
-    )  # at 16, and at the end
+    # At 16, and at the end.
+    train(replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=4)), tmp_path)
     go_back(tmp_path)
     told = Told()
     other = Machine(
@@ -388,9 +388,8 @@ def test_steps_of_an_earlier_process_do_not_count_as_fast(tmp_path, monkeypatch)
     go_back(tmp_path)
     ticks = iter(range(10**6))
     monkeypatch.setattr(system, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    result = train(
-        experiment, tmp_path
-    )  # the 18th step alone, and a second passes between any two looks
+    # The 18th step alone, and a second passes between any two looks.
+    result = train(experiment, tmp_path)
     assert 0 < result["images_per_second"] <= SIZE
 
 
@@ -424,7 +423,8 @@ def test_a_checkpoint_of_an_older_version_names_the_stage_and_no_speed(tmp_path,
 def test_a_damaged_checkpoint_is_passed_over_with_a_note_that_names_both(tmp_path, finished):
     _, folder = finished
     experiment = replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=7))
-    train(experiment, tmp_path)  # at 14, and at the end
+    # At 14, and at the end.
+    train(experiment, tmp_path)
     (tmp_path / "result.json").unlink()
     newest = tmp_path / "checkpoints" / "step-00000018" / "tensors.safetensors"
     content = bytearray(newest.read_bytes())
@@ -492,7 +492,8 @@ def test_what_was_deleted_from_a_finished_run_is_made_again(tmp_path, name):
     told = Told()
     train(replace(SMALL, epochs=1), tmp_path, display=told)
     assert told.calls == ["begin", "end"]
-    if name != "result.json":  # which tells how long it took
+    # Which tells how long it took.
+    if name != "result.json":
         assert (tmp_path / name).read_bytes() == before
 
 
@@ -601,7 +602,8 @@ def test_images_that_a_cpu_takes_long_for_are_told(tmp_path, size, is_told):
     display = Told()
     train(call.experiment, tmp_path / "run", display=display)
     assert ["backbone.width" in note for note in display.notes] == is_told * [True]
-    display = Told()  # the width of weights to start from is theirs
+    # The width of weights to start from is theirs.
+    display = Told()
     train(replace(call.experiment, init=str(tmp_path / "run")), tmp_path / "next", display=display)
     assert ["backbone.width" in note for note in display.notes] == is_told * [False]
 
@@ -625,12 +627,13 @@ def test_inputs_that_changed_since_are_told(tmp_path):
 def test_a_display_is_told_of_all_in_order(tmp_path):
     told = Told()
     result = train(SMALL, tmp_path, display=told)
+    # The last look is before a checkpoint.
     assert told.calls == [
         "begin",
         *["step", "epoch"] * 3,
         "step",
         "end",
-    ]  # the last look is before a checkpoint
+    ]
     assert told.result == result
     assert told.entry == log_of(tmp_path)[-1]
     assert told.notes == []
@@ -715,9 +718,8 @@ def test_under_mixup_dynamics_come_from_passes_over_the_examples_as_they_are(tmp
     sure = seen["logits"].softmax(dim=1)[torch.arange(NUM_TRAIN), torch.from_numpy(labels["given"])]
     assert_close(dynamics["confidence"], sure.where(is_trained, 0.0))
     assert not dynamics["spread"].any()
-    train(
-        replace(SMALL, mixup=Mixup(), epochs=21), tmp_path / "21"
-    )  # after every second epoch, and the last
+    # After every second epoch, and the last.
+    train(replace(SMALL, mixup=Mixup(), epochs=21), tmp_path / "21")
     assert load_file(tmp_path / "21" / "dynamics.safetensors")["count"].unique().tolist() == [11]
     assert "train_accuracy" not in log_of(tmp_path / "21")[-1]
 
@@ -767,11 +769,12 @@ def test_class_weights_make_the_classes_that_are_trained_on_count_alike(tmp_path
     counts = {
         number: int((labels["given"][labels["train"]] == number).sum()) for number in range(3)
     }
+    # Every class gives as many, so shares differ from those of all examples.
     assert counts == {
         0: 95,
         1: 35,
         2: 15,
-    }  # every class gives as many, so shares differ from those of all examples
+    }
     for number in range(3):
         weights = targets[torch.from_numpy(labels["given"]) == number, number]
         assert sorted(weights.unique().tolist()) == pytest.approx([0, 145 / (3 * counts[number])])

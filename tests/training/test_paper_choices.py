@@ -40,9 +40,8 @@ def test_the_oracle_trains_on_right_labels_alone(tmp_path):
     splits = open_splits(replace(SMALL, only_clean=True))
     assert len(splits.train) == 100
     assert (splits.labels.given == splits.labels.clean)[splits.train].all()
-    assert (
-        splits.labels.given != splits.labels.clean
-    ).sum() == 100  # the labels are as noisy as ever
+    # The labels are as noisy as ever.
+    assert (splits.labels.given != splits.labels.clean).sum() == 100
     assert train(replace(SMALL, only_clean=True), tmp_path)["labels"]["num_examples"] == 100
 
 
@@ -55,9 +54,8 @@ def test_hidden_labels_are_a_share_and_nested(share):
     assert more.all()
     fewer = open_splits(replace(SMALL, labeled=share / 2)).labels.given >= 0
     assert (fewer <= shown).all()
-    assert (
-        len(open_splits(replace(SMALL, labeled=share)).train) == 200
-    )  # unlabeled, but still neighbors
+    # Unlabeled, but still neighbors.
+    assert len(open_splits(replace(SMALL, labeled=share)).train) == 200
 
 
 def test_training_with_few_labels_learns(tmp_path):
@@ -74,9 +72,8 @@ def test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_fir
     for name, tensor in weights[0].items():
         if name.endswith("num_batches_tracked"):
             continue
-        assert torch.equal(tensor, weights[1][name]) == name.startswith("0."), (
-            name
-        )  # no teacher in cross-entropy
+        # No teacher in cross-entropy.
+        assert torch.equal(tensor, weights[1][name]) == name.startswith("0."), name
 
 
 def test_noise_that_leaks_reaches_a_network_through_its_teacher(tmp_path):
@@ -98,9 +95,8 @@ def load_labels(folder):
 
 
 def test_networks_or_averages_are_judged(tmp_path):
-    averaged = replace(
-        SMALL, noise=None, epochs=10, averaging=0.999
-    )  # so slow that it is still near the beginning
+    # So slow that it is still near the beginning.
+    averaged = replace(SMALL, noise=None, epochs=10, averaging=0.999)
     ends = {
         judged: train(replace(averaged, judged=judged), tmp_path / judged)
         for judged in ("networks", "averages")
@@ -120,11 +116,11 @@ def test_balanced_batches_hold_every_class_alike():
     seen = torch.cat([order.batch(step) for step in range(9)])
     for step in range(20):
         assert torch.bincount(kinds[order.batch(step)], minlength=3).tolist() == [4, 4, 4]
-    assert (
-        len(set(seen[kinds[seen] == 0].tolist())) == 36
-    )  # nobody of a large class twice in a pass
+    # Nobody of a large class twice in a pass.
+    assert len(set(seen[kinds[seen] == 0].tolist())) == 36
     counts = torch.bincount(seen[kinds[seen] == 1], minlength=99)[90:99]
-    assert counts.tolist() == [4] * 9  # and everybody of a small one equally often
+    # And everybody of a small one equally often.
+    assert counts.tolist() == [4] * 9
     again = Order(torch.arange(110), batch_size=12, seed=0, kinds=kinds)
     assert torch.equal(again.batch(13), order.batch(13))
     assert not torch.equal(order.batch(0), order.batch(9))
@@ -140,14 +136,16 @@ def test_a_balanced_run_counts_classes_alike(tmp_path, monkeypatch):
     monkeypatch.setattr("nearsay.training.step.observe_", spied)
     result = train(replace(SMALL, balanced=True, batches_per_epoch=3), tmp_path)
     assert result["steps"] == 6
-    assert asked == [True] * 6  # a small class may be in a batch with one example twice
+    # A small class may be in a batch with one example twice.
+    assert asked == [True] * 6
 
 
 def case():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     targets = torch.softmax(torch.randn(5, 4, generator=generator, dtype=torch.float64), dim=1)
-    targets[1] = 0  # unlabeled
+    # unlabeled.
+    targets[1] = 0
     return Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=torch.arange(5))
 
 
@@ -210,7 +208,8 @@ def test_labels_are_propagated_halfway_and_learned(tmp_path):
         json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
     ]
     assert [entry["epoch"] for entry in entries if "transductive_accuracy" in entry] == [5.0]
-    assert entries[4]["transductive_accuracy"] > 0.8  # of labels of which 60 % were right
+    # Of labels of which 60 % were right.
+    assert entries[4]["transductive_accuracy"] > 0.8
     plain = config.call_recipe("toy", ["method=standard", "epochs=10"])
     assert (
         result["accuracy"]["test"]["final"]
@@ -235,9 +234,8 @@ def test_the_result_is_about_the_labels_before_they_were_propagated(tmp_path):
     )
     assert found["labels"] == plain["labels"]
     for part in ("detection", "confidence", "memorization"):
-        assert (
-            found[part] == plain[part]
-        )  # as the labels changed after the last step, the networks are the same
+        # As the labels changed after the last step, the networks are the same.
+        assert found[part] == plain[part]
 
 
 def test_two_networks_propagate_from_the_same_labels(tmp_path, monkeypatch):

@@ -14,9 +14,8 @@ from nearsay.models import MLP, ResNet
 from nearsay.training.predict import Pass
 from nearsay.transforms import PLUS_MINUS_ONE
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create"
-)  # more workers than cores
+# More workers than cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 CPU = torch.device("cpu")
 
 
@@ -148,9 +147,8 @@ def test_processes_find_together_what_one_finds_and_share_the_work(num_processes
         if num >= num_processes
         else [num] * num_processes
     )
-    assert [
-        asked for _, asked in seen
-    ] == shares  # where there are too few batches to share, all look at all
+    # Where there are too few batches to share, all look at all.
+    assert [asked for _, asked in seen] == shares
 
 
 @in_groups

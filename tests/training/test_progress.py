@@ -91,9 +91,8 @@ def test_bars_show_step_epoch_speed_time_left_terms_and_accuracy(monkeypatch):
     first, second = page.getvalue().splitlines()
     assert first.split()[:2] == ["epoch", "3.0/30"]
     assert first.rstrip().endswith("step 30/300 5,200 images/s 3:05 left")
-    assert (
-        second.rstrip() == "train 25.0 %  test 81.2 %  loss 0.9125  ncr 0.25"
-    )  # so far, and when last judged
+    # So far, and when last judged.
+    assert second.rstrip() == "train 25.0 %  test 81.2 %  loss 0.9125  ncr 0.25"
 
 
 def test_bars_stay_readable_on_a_narrow_terminal():
@@ -127,9 +126,8 @@ def test_bars_give_the_terminal_back_after_an_error_and_twice_is_fine(monkeypatc
     bars.begin(FACTS)
     bars.close()
     bars.close()
-    assert (
-        stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h") == 1
-    )  # cursor off and on
+    # Cursor off and on.
+    assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h") == 1
 
 
 def test_without_color_there_is_no_color(monkeypatch):
@@ -142,7 +140,8 @@ def test_without_color_there_is_no_color(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     stream = Terminal()
     shown(progress.make_display(stream=stream))
-    assert "\x1b[33m" in stream.getvalue()  # the note is yellow
+    # The note is yellow.
+    assert "\x1b[33m" in stream.getvalue()
 
 
 def test_the_display_suits_the_stream(monkeypatch):
@@ -190,10 +189,10 @@ def test_a_duration_that_nobody_knows_is_a_question_mark(seconds):
 def test_the_summary_tells_accuracies_and_what_became_of_wrong_labels(capsys):
     progress.print_table(progress.summarize(RESULT))
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert (
-        " ".join(lines[0]) == "accuracy final best mean of last 10 or fewer"
-    )  # a run may have fewer
+    # A run may have fewer.
+    assert " ".join(lines[0]) == "accuracy final best mean of last 10 or fewer"
     assert ["test", "80.0", "%", "85.0", "%", "79.0", "%"] in lines
+    # Nothing but accuracies below "best"
     assert [
         "confidence",
         "in",
@@ -201,7 +200,7 @@ def test_the_summary_tells_accuracies_and_what_became_of_wrong_labels(capsys):
         "labels",
         "70.0",
         "%",
-    ] in lines  # nothing but accuracies below "best"
+    ] in lines
     assert ["confidence", "in", "wrong", "labels", "10.0", "%"] in lines
     assert ["wrong", "labels", "memorized", "5.0", "%"] in lines
     assert ["wrong", "labels", "corrected", "90.0", "%"] in lines
@@ -239,9 +238,8 @@ def test_the_summary_leaves_out_what_is_unknown(capsys):
     out = capsys.readouterr().out
     assert "80.0 %" in out
     assert "wrong" not in out
-    progress.print_table(
-        progress.summarize({**RESULT, **unknown, "accuracy": {}})
-    )  # no example was held out
+    # No example was held out.
+    progress.print_table(progress.summarize({**RESULT, **unknown, "accuracy": {}}))
     assert capsys.readouterr().out == ""
 
 

@@ -188,7 +188,8 @@ def test_an_older_run_whose_data_is_gone_looks_at_files_as_it_always_did(digits)
 
 
 def test_a_run_of_python_is_opened_with_its_experiment(tmp_path):
-    train(made().experiment, str(tmp_path))  # a folder may be text
+    # A folder may be text.
+    train(made().experiment, str(tmp_path))
     assert (tmp_path / "model.safetensors").exists()
     for command in (open_trained, evaluate):
         with pytest.raises(RunError, match="experiment="):
@@ -293,9 +294,8 @@ def test_other_labels_and_weights_by_a_relative_path_are_found_from_anywhere(
         f"init={tmp_path}/model.safetensors",
     ]
     train(call.experiment, "run", origin=call.origin)
-    plain = replace(
-        call.experiment, relabeled="labels.npz", init="model.safetensors"
-    )  # as runs before wrote them down
+    # As runs before wrote them down.
+    plain = replace(call.experiment, relabeled="labels.npz", init="model.safetensors")
     path = tmp_path / "run" / "experiment.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": to_tree(plain)}))
     for same in (call.experiment, plain, replace(plain, relabeled="./labels.npz")):
@@ -334,9 +334,8 @@ def test_a_run_goes_on_under_a_version_that_has_more_choices_if_they_are_off(cop
         check_same(run, now)
         with pytest.raises(ConfigError, match="propagate_at: not there, but 1"):
             check_same(run, replace(now, propagate_at=1))
-        del record["experiment"]["objective"][
-            "temperature"
-        ]  # one that changes the loss unless somebody turns it off
+        # One that changes the loss unless somebody turns it off.
+        del record["experiment"]["objective"]["temperature"]
         (copy / "experiment.json").write_text(json.dumps(record))
         with pytest.raises(ConfigError, match=r"objective\.temperature: not there, but 2\.0"):
             check_same(run, now)
@@ -378,12 +377,13 @@ def test_a_run_is_read_alike_in_every_locale(folder, tmp_path):
     for name, changes in notes.items():
         before = json.loads((copy / name).read_bytes())
         (copy / name).write_text(json.dumps(before | changes, ensure_ascii=False), encoding="utf-8")
+    # Text is ASCII there.
     environment = {
         **os.environ,
         "LC_ALL": "C",
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
-    }  # text is ASCII there
+    }
     words = [sys.executable, "-c", IN_ANOTHER_LOCALE, str(copy)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("'\\xc4pfel' 'Proze\\xdfor'\n", "")

@@ -151,7 +151,8 @@ def test_the_oracle_trains_on_right_labels_alone():
 
 
 def test_a_share_of_the_labels_can_be_hidden():
-    assert int((open_splits(experiment(labeled=1e-6)).labels.given >= 0).sum()) == 1  # never none
+    # Never none.
+    assert int((open_splits(experiment(labeled=1e-6)).labels.given >= 0).sum()) == 1
     found = open_splits(experiment(labeled=0.2))
     assert int((found.labels.given >= 0).sum()) == 18
     kept = found.labels.given >= 0
@@ -272,7 +273,8 @@ def test_open_set_noise_replaces_exactly_the_images_that_it_says():
     assert found.inputs[~is_foreign].equal(images(120)[~is_foreign])
     assert (found.labels.clean == -1).equal(is_foreign)
     assert found.labels.given.equal(wished.data.open("train").labels.given)
-    assert wished.data.open("train").inputs.equal(images(120))  # the data set itself is as it was
+    # The data set itself is as it was.
+    assert wished.data.open("train").inputs.equal(images(120))
 
 
 def test_open_set_noise_needs_arrays_of_one_shape(tmp_path):
@@ -345,9 +347,8 @@ def test_splits_without_any_label_are_left_out_with_a_note():
 def test_looking_for_files_in_two_splits_reads_none_of_them_twice(tmp_path, monkeypatch):
     parts = {"train": range(6), "validation": range(6, 9), "test": range(9, 12)}
     for number in range(12):
-        Image.new("RGB", (4, 4), (number, 0, 0)).save(
-            tmp_path / f"{number}.bmp"
-        )  # of one size, all of them
+        # Of one size, all of them.
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.bmp")
     read, real = [], splits._digest
     monkeypatch.setattr(
         splits, "_digest", lambda files, name: read.append(name) or real(files, name)
