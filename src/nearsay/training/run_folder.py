@@ -149,7 +149,7 @@ def check_predictions(predictions: Predictions, path: Path, labels: Labels, *, c
     )
     if not is_numbered:
         raise RunError(
-            f"{path} must number its rows by the {num_examples} training examples. {cure}", BAD_DATA
+            f"{path} must number its rows by the {num_examples} examples. {cure}", BAD_DATA
         )
 
 
