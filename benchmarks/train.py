@@ -145,7 +145,8 @@ def usual_loop(experiment, device, num_steps, workers, size):
         pin_memory=device.type == "cuda",
     )
     targets, done, start = torch.zeros(len(images), 10, device=device), 0, 0.0
-    warm = 10 if device.type == "cuda" else 1  # steps before the clock starts
+    # Steps before the clock starts.
+    warm = 10 if device.type == "cuda" else 1
     for inputs, given, indices in loader:
         if done == warm:
             wait(device)
@@ -165,7 +166,8 @@ def usual_loop(experiment, device, num_steps, workers, size):
         ranked = logits.topk(5).indices
         for place in (0, 0, 1, 2, 3, 4):
             (ranked[:, place] == given).sum().item()
-        if done % int(size**0.5) == 0:  # a picture of the batch for the log
+        # A picture of the batch for the log.
+        if done % int(size**0.5) == 0:
             shown = inputs.cpu()
             shown = (shown - shown.min()) / (shown.max() - shown.min())
         done += 1
@@ -216,7 +218,8 @@ def time_convolution(module, before, after, device, dtype, repeats):
         memory_format=torch.channels_last
     )
     weight = module.weight.detach().to(dtype).contiguous(memory_format=torch.channels_last)
-    needs_inputs = before[1] != 3  # the images want no gradient
+    # The images want no gradient.
+    needs_inputs = before[1] != 3
 
     def work():
         args = (module.stride, module.padding, module.dilation, False, [0, 0], 1)
@@ -308,7 +311,8 @@ def main():
             f"--device {arguments.device} cannot be used here ({first_line(error)}); take cpu"
         )
     if arguments.out:
-        try:  # before anything is measured
+        # Before anything is measured.
+        try:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             parser.error(f"--out {arguments.out} cannot be written ({error.strerror})")

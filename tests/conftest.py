@@ -6,13 +6,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile(
-    "same", derandomize=True
-)  # the same examples each time: a change passes or fails by itself
+# The same examples each time: a change passes or fails by itself.
+settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
-torch.set_num_threads(
-    1
-)  # the tensors of the tests are small: threads would only wait for each other
+# The tensors of the tests are small: threads would only wait for each other.
+torch.set_num_threads(1)
 
 GOOD_REASONS = (  # for a skip where every library is there
     "needs a CUDA device",

@@ -17,7 +17,7 @@ import nearsay
 from nearsay.experiment import Experiment
 from nearsay.optim import SGD
 from nearsay.training.loop import train
-from nearsay.training.run_folder import open_trained
+from nearsay.training.predict import open_trained
 
 ROOT = Path(__file__).parents[1]
 

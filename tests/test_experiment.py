@@ -1,4 +1,4 @@
-"""What an experiment and a machine refuse, in one sentence that says what would work."""
+"""What experiments and machines accept and refuse."""
 
 import math
 from dataclasses import FrozenInstanceError, replace
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nearsay.data import Toy
+from nearsay.errors import NoDevice
 from nearsay.experiment import Experiment, Machine
 from nearsay.losses import NCR
 from nearsay.models import ResNet
@@ -15,7 +16,7 @@ from nearsay.optim import SGD, Constant, Cosine
 DATA = Toy()
 
 
-def test_an_experiment_is_a_value_of_good_choices():
+def test_an_experiment_is_a_value_with_defaults():
     experiment = Experiment(data=DATA)
     assert experiment == Experiment(
         data=Toy(),
@@ -36,70 +37,47 @@ def test_an_experiment_is_a_value_of_good_choices():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    "wrong",
     [
-        ({"validation_labels": "true"}, "validation_labels='true' must be one of 'given', 'clean'"),
-        ({"bad_images": "ignore"}, "bad_images='ignore' must be one of 'stop', 'skip'"),
-        ({"networks": 3}, "networks=3 must be one of 1, 2"),
-        ({"held_out": -0.1}, "held_out=-0.1 must be a number of at least 0"),
-        ({"held_out": 1.5}, "held_out=1.5 must be a share below 1 or a whole number of examples"),
-        ({"held_out": math.nan}, "held_out=nan must be a number of at least 0"),
-        ({"averaging_ramp": -1}, "averaging_ramp=-1 must be a number from 0 to 1e+09"),
-        ({"evaluate_every": 0}, "evaluate_every=0 must be a whole number of at least 1"),
-        ({"evaluate_every": 1.5}, "evaluate_every=1.5 must be a whole number of at least 1"),
-        ({"epochs": 0}, "epochs=0 must be a number from 0.001 to 1e+06"),
-        ({"epochs": math.inf}, "epochs=inf must be a number from 0.001 to 1e+06"),
-        (
-            {"batch_size": 1},
-            "batch_size=1 must be a whole number of at least 2; a row alone has no neighbor",
-        ),
-        ({"image_size": 0}, "image_size=0 must be a whole number of at least 1"),
-        *(
-            (
-                {"seed": seed},
-                f"seed={seed} must be a whole number from -9223372036854775808 to 9223372036854775807",
-            )
-            for seed in (0.5, True, 2**63, -(2**63) - 1)
-        ),
-        (
-            {"epochs": 3, "propagate_at": 4, "schedule": Constant()},
-            "propagate_at=4 is never reached in epochs=3; propagate earlier, or train for at least 4",
-        ),
-        (
-            {"batches_per_epoch": 0},
-            "batches_per_epoch=0 must be a whole number of at least 1, or None for once through the data",
-        ),
-        (
-            {"averaging": 1.0},
-            "averaging=1.0 must be a number from 0 to 1, or None for no averaging",
-        ),
-        (
-            {"networks": 2},
-            "networks=2 needs averaging=, such as 0.997: each is taught by the average of the other",
-        ),
-        ({"self_taught": True}, "self_taught=True needs averaging=, such as 0.997, and networks=1"),
-        (
-            {"self_taught": True, "averaging": 0.9, "networks": 2},
-            "self_taught=True needs averaging=, such as 0.997, and networks=1",
-        ),
-        (
-            {"clip": 0},
-            "clip=0 would stop all learning; give a positive length, or None for no clipping",
-        ),
-        ({"clip": -1.0}, "clip=-1.0 must be a number of at least 0"),
-        (
-            {"epochs": 5, "schedule": Cosine(warmup=5)},
-            "schedule.warmup=5 must end before the 5 epochs do; shorten it",
-        ),
+        {"validation_labels": "true"},
+        {"bad_images": "ignore"},
+        {"networks": 3},
+        {"networks": True},
+        {"judged": "best"},
+        {"held_out": -0.1},
+        {"held_out": 1.5},
+        {"held_out": math.nan},
+        {"labeled": 0},
+        {"labeled": 1.1},
+        {"averaging_ramp": -1},
+        {"evaluate_every": 0},
+        {"evaluate_every": 1.5},
+        {"epochs": 0},
+        {"epochs": math.inf},
+        {"batch_size": 1},
+        {"image_size": 0},
+        {"seed": 0.5},
+        {"seed": True},
+        {"seed": 2**63},
+        {"seed": -(2**63) - 1},
+        {"propagate_at": 4, "epochs": 3, "schedule": Constant()},
+        {"propagate_at": 0},
+        {"batches_per_epoch": 0},
+        {"averaging": 1.0},
+        {"networks": 2},
+        {"self_taught": True},
+        {"self_taught": True, "averaging": 0.9, "networks": 2},
+        {"noise_per_network": True},
+        {"judged": "averages"},
+        {"clip": 0},
+        {"clip": -1.0},
+        {"schedule": Cosine(warmup=5), "epochs": 5},
     ],
-    ids=lambda value: (
-        "" if isinstance(value, str) else ",".join(f"{name}={each}" for name, each in value.items())
-    ),
+    ids=lambda wrong: ",".join(map(str, wrong.items())),
 )
-def test_an_experiment_that_means_nothing_is_refused(wrong, complaint):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole sentence is compared below
+def test_an_impossible_experiment_is_refused_by_its_field(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         Experiment(data=DATA, **wrong)
-    assert str(caught.value) == complaint
 
 
 @pytest.mark.parametrize(
@@ -119,38 +97,26 @@ def test_an_experiment_that_means_nothing_is_refused(wrong, complaint):
     ],
     ids=str,
 )
-def test_an_experiment_at_the_edge_of_what_it_means_is_made(right):
+def test_an_experiment_at_the_edge_is_accepted(right):
     experiment = Experiment(data=DATA, **right)
     assert {name: getattr(experiment, name) for name in right} == right
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    "wrong",
     [
-        (
-            {"precision": "float16"},
-            "precision='float16' must be one of 'auto', 'float32', 'bfloat16'",
-        ),
-        ({"loading": "lazy"}, "loading='lazy' must be one of 'auto', 'resident', 'streaming'"),
-        (
-            {"workers": -1},
-            "workers=-1 must be a whole number of at least 0, or None for as many as there are cores",
-        ),
-        (
-            {"checkpoint_steps": 0},
-            "checkpoint_steps=0 must be a whole number of at least 1, or None to go by checkpoint_seconds",
-        ),
-        ({"checkpoint_seconds": -1}, "checkpoint_seconds=-1 must be a number of at least 0"),
-        ({"timeout": 0.5}, "timeout=0.5 must be a number of at least 1"),
+        {"precision": "float16"},
+        {"loading": "lazy"},
+        {"workers": -1},
+        {"checkpoint_steps": 0},
+        {"checkpoint_seconds": -1},
+        {"timeout": 0.5},
     ],
-    ids=lambda value: (
-        "" if isinstance(value, str) else ",".join(f"{name}={each}" for name, each in value.items())
-    ),
+    ids=str,
 )
-def test_a_machine_that_means_nothing_is_refused(wrong, complaint):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole sentence is compared below
+def test_an_impossible_machine_is_refused_by_its_field(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         Machine(**wrong)
-    assert str(caught.value) == complaint
 
 
 def pretend_gpus(monkeypatch, num):
@@ -171,25 +137,18 @@ def pretend_gpus(monkeypatch, num):
         ("cuda:0", 1, 2, "cuda:0"),
     ],
 )
-def test_the_device_that_is_meant(monkeypatch, name, number, num_gpus, found):
+def test_the_device_is_found(monkeypatch, name, number, num_gpus, found):
     pretend_gpus(monkeypatch, num_gpus)
     assert Machine(device=name).find_device(number) == torch.device(found)
 
 
 @pytest.mark.parametrize(
-    ("name", "num_gpus", "complaint"),
-    [
-        ("cuda", 0, "device='cuda' asks for GPU 0, but 0 are found; use 'cpu' or 'auto'"),
-        ("cuda:2", 2, "device='cuda:2' asks for GPU 2, but 2 are found; use 'cpu' or 'auto'"),
-        ("gpu", 1, "device='gpu' is no device of torch; use 'auto', 'cpu', 'cuda' or 'cuda:1'"),
-        ("meta", 1, "device='meta' is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:1'"),
-    ],
+    ("name", "num_gpus"), [("cuda", 0), ("cuda:2", 2), ("gpu", 1), ("meta", 1)]
 )
-def test_a_device_that_is_not_there_is_refused(monkeypatch, name, num_gpus, complaint):
+def test_a_missing_device_is_refused_by_its_name(monkeypatch, name, num_gpus):
     pretend_gpus(monkeypatch, num_gpus)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole sentence is compared below
+    with pytest.raises(NoDevice, match=f"device.*'{name}'"):
         Machine(device=name).find_device()
-    assert str(caught.value) == complaint
 
 
 @pytest.mark.parametrize(
@@ -200,7 +159,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch, name, num_gpus, comp
         ("bfloat16", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_what_the_network_calculates_in(precision, on_cpu, on_gpu):
+def test_the_dtype_of_the_network(precision, on_cpu, on_gpu):
     machine = replace(Machine(), precision=precision)
     assert machine.find_dtype(torch.device("cpu")) == on_cpu
     assert machine.find_dtype(torch.device("cuda")) == on_gpu

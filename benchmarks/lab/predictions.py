@@ -21,8 +21,7 @@ from nearsay import metrics
 from nearsay.label_issues import Audit, audit
 from nearsay.sealed import load_sealed, pack_sealed
 from nearsay.training.checkpoints import write_whole
-from nearsay.training.predictions import read_predictions
-from nearsay.training.run_folder import read_labels
+from nearsay.training.run_folder import read_labels, read_predictions
 
 FOLDER = "predictions"  # beside the records
 _LARGEST = torch.finfo(torch.float16).max

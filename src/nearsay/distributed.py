@@ -1,6 +1,6 @@
-"""Collectives that are the identity on one process; the only door to torch.distributed.
+"""Collectives that are the identity on one process; no other file imports torch.distributed.
 
-All processes call them in the same order with tensors of equal shapes: pad batches instead of shortening them.
+All processes must call them in the same order with tensors of equal shapes, so pad a short batch.
 """
 
 import math
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as distributed
-import torch.distributed.nn.functional  # before there is a group, which it would keep: see `joined`
+
+# Imported before there is a process group, because it would keep a reference to it; see `joined`.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -25,57 +27,59 @@ from torch.distributed.rendezvous import rendezvous
 
 from nearsay.errors import LaunchError, ProcessError, one_line
 
-_AT_ONCE = (
-    2**22
-)  # numbers of each process that are on the device together, where all of them might not fit
-_PAUSE = 0.01  # seconds between two looks for the others
+# Numbers of each process that are on the device at the same time, because all might not fit.
+_AT_ONCE = 2**22
+# Seconds between two looks for the other processes.
+_PAUSE = 0.01
 
 
 class Launch(NamedTuple):
-    """What torchrun says of this process in its environment; one process alone without it."""
+    """The place of this process among those that torchrun started; without torchrun, one alone."""
 
     size: int
-    rank: int  # among all processes, known before they have met
-    local_rank: int  # among those on this machine: the number of its GPU
+    # Among all processes, known before they have connected.
+    rank: int
+    # Among the processes of this machine: the number of its GPU.
+    local_rank: int
 
 
 def launch() -> Launch:
-    """Read the environment; LaunchError at once where the processes could only wait for each other in vain."""
+    """Read torchrun's variables; LaunchError at once if the processes could never connect."""
     size = _variable("WORLD_SIZE", 1, low=1)
-    found = Launch(
-        size, _variable("RANK", 0, high=size - 1), _variable("LOCAL_RANK", 0, high=size - 1)
-    )
-    if size > 1 and num_processes() == 1:  # who has met already needs no address
+    rank = _variable("RANK", 0, high=size - 1)
+    local_rank = _variable("LOCAL_RANK", 0, high=size - 1)
+    # A process that is connected already needs no address.
+    if size > 1 and num_processes() == 1:
         for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
             if not os.environ.get(name):
                 raise LaunchError(
-                    f"WORLD_SIZE={size} needs {name} too; start with torchrun, or unset WORLD_SIZE"
+                    f"{name} must be set with WORLD_SIZE={size}. "
+                    "Start with torchrun, or unset WORLD_SIZE."
                 )
         _variable("MASTER_PORT", 0, low=1, high=65535)
-    return found
+    return Launch(size, rank, local_rank)
 
 
 def _variable(name: str, default: int, *, low: int = 0, high: int | None = None) -> int:
     text = os.environ.get(name)
     if text is None:
         return default
-    if (
-        not (text.isascii() and text.isdigit())
-        or int(text) < low
-        or (high is not None and int(text) > high)
-    ):
-        to = "" if high is None else f" to {high}"
+    is_number = text.isascii() and text.isdigit()
+    if not is_number or int(text) < low or (high is not None and int(text) > high):
+        span = f"of {low} or more" if high is None else f"from {low} to {high}"
         raise LaunchError(
-            f"{name}={text!r} must be a whole number from {low}{to}; start with torchrun, or unset it"
+            f"{name} must be a whole number {span}, got {text!r}. "
+            "Start with torchrun, or unset the variable."
         )
     return int(text)
 
 
 @contextmanager
 def joined(device: torch.device, timeout: float) -> Iterator[None]:
-    """Work with the other processes that torchrun started, if it did; waits at most `timeout` seconds for them.
+    """Connect to the other processes of torchrun, if any; waits at most `timeout` seconds for them.
 
-    At the end nobody may hold the group, or its threads outlive it and can abort a process that is about to end.
+    At the end nothing may hold the process group: its threads would outlive it, and could abort the
+    process while it exits.
     """
     if launch().size == 1 or distributed.is_initialized():
         yield
@@ -85,13 +89,12 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if hasattr(error, "code") or not _is_of_others(
-            error
-        ):  # what has a code has been explained already
+        # An error with an exit code is one of ours.
+        if hasattr(error, "code") or not _is_of_collective(error):
             raise
-        reason = one_line(error)
         raise ProcessError(
-            f"process {rank()} lost the others ({reason}); start them again, and the run goes on from its checkpoint"
+            f"process {rank()} lost the others ({one_line(error)}). "
+            "Start them again to continue from the last checkpoint."
         ) from error
     finally:
         distributed.destroy_process_group()
@@ -99,15 +102,13 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
 
 def num_processes() -> int:
     """How many processes share the step; 1 without torch.distributed."""
-    return (
-        distributed.get_world_size()
-        if distributed.is_available() and distributed.is_initialized()
-        else 1
-    )
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0."""
+    """The number of this process, from 0."""
     return distributed.get_rank() if num_processes() > 1 else 0
 
 
@@ -128,14 +129,13 @@ def average_(tensors: Iterable[Tensor]) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     distributed.all_reduce(flat)
     flat /= num_processes()
-    for tensor, piece in zip(
-        tensors, flat.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True
-    ):
+    pieces = flat.split_with_sizes([tensor.numel() for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
         tensor.copy_(piece.view_as(tensor))
 
 
 def broadcast_(tensors: Iterable[Tensor]) -> None:
-    """In place what the first process has."""
+    """In place the values of the first process."""
     if num_processes() > 1:
         for tensor in tensors:
             distributed.broadcast(tensor, src=0)
@@ -148,43 +148,43 @@ def share(value: str, device: torch.device) -> str:
     content = value.encode()
     size = torch.tensor(len(content), device=device)
     broadcast_([size])
-    buffer = torch.tensor(
-        list(content) if rank() == 0 else [0] * int(size), dtype=torch.uint8, device=device
-    )
+    values = list(content) if rank() == 0 else [0] * int(size)
+    buffer = torch.tensor(values, dtype=torch.uint8, device=device)
     broadcast_([buffer])
     return bytes(buffer.tolist()).decode()
 
 
 def agreed(claims: list[bool], device: torch.device) -> list[bool]:
-    """Which of them any process claims, in one message."""
-    return (
-        claims
-        if num_processes() == 1
-        else (total(torch.tensor(claims, device=device).float()) > 0).tolist()
-    )
+    """For each claim, whether any process makes it; one message for all."""
+    if num_processes() == 1:
+        return claims
+    is_claimed: list[bool] = (total(torch.tensor(claims, device=device).float()) > 0).tolist()
+    return is_claimed
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """(B, ...) on each process -> (W·B, ...) in order of rank, with gradient back to every process."""
+    """(B, ...) on each process -> (W·B, ...) in order of rank, with gradient to all processes."""
     if num_processes() == 1:
         return tensor
     return _Gather.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def join(rows: Tensor, device: torch.device) -> Tensor:
-    """(B, ...) on the CPU, with a B of its own on each process -> (ΣB, ...) in order of rank, without gradient."""
+    """(B, ...) on the CPU, where B may differ -> (ΣB, ...) in order of rank, without gradient."""
     if num_processes() == 1:
         return rows
     sizes = gather(torch.tensor([len(rows)], device=device)).tolist()
-    joined, starts = rows.new_empty(sum(sizes), *rows.shape[1:]), [0, *accumulate(sizes)][:-1]
-    num = max(1, _AT_ONCE // max(1, math.prod(rows.shape[1:])))  # the same where there is no row
+    joined = rows.new_empty(sum(sizes), *rows.shape[1:])
+    starts = [0, *accumulate(sizes)][:-1]
+    # All processes go the same number of turns, those without rows too, with parts of equal size.
+    num = max(1, _AT_ONCE // max(1, math.prod(rows.shape[1:])))
     for first in range(0, max(sizes), num):
         part = rows.new_zeros(min(num, max(sizes) - first), *rows.shape[1:])
         own = rows[first : first + num]
         part[: len(own)] = own
-        for piece, start, size in zip(
-            gather(part.to(device)).cpu().chunk(len(sizes)), starts, sizes, strict=True
-        ):
+        pieces = gather(part.to(device)).cpu().chunk(len(sizes))
+        for piece, start, size in zip(pieces, starts, sizes, strict=True):
+            # The rest of the piece is filling.
             kept = piece[: max(0, size - first)]
             joined[start + first :][: len(kept)] = kept
     return joined
@@ -192,13 +192,12 @@ def join(rows: Tensor, device: torch.device) -> Tensor:
 
 def join_texts(value: str, device: torch.device) -> str:
     """The texts of all processes in order of rank, one after the other."""
-    return bytes(
-        join(torch.tensor(list(value.encode()), dtype=torch.uint8), device).tolist()
-    ).decode()
+    content = torch.tensor(list(value.encode()), dtype=torch.uint8)
+    return bytes(join(content, device).tolist()).decode()
 
 
 def others(tensor: Tensor) -> Tensor:
-    """(B, ...) on each process -> (W·B − B, ...): the rows of all other processes, with gradient back to them."""
+    """(B, ...) on each process -> (W·B − B, ...): the rows of all others, with gradient to them."""
     own, rows = rank(), len(tensor)
     everyone = gather(tensor)
     return torch.cat([everyone[: own * rows], everyone[(own + 1) * rows :]])
@@ -207,17 +206,17 @@ def others(tensor: Tensor) -> Tensor:
 def mean(rows: Tensor, weights: Tensor) -> Tensor:
     """The sum of (already weighted) rows over the global sum of weights; 0 if there is no weight.
 
-    Scaled by the number of processes, so that its mean over processes is the mean over the global batch.
+    It is scaled by the number of processes, so its mean over processes is the global mean.
     """
     weight = total(weights.sum())
     return rows.sum() * (num_processes() / weight.where(weight > 0, 1.0))
 
 
 class _Gather(torch.autograd.Function):
-    """all_gather whose backward sums what every process wants of this one's rows (plain all_gather has none)."""
+    """all_gather with a gradient: the sum of the gradients of all processes for this one's rows."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # Any: torch types no context
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
         pieces = [
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for _ in range(num_processes())
@@ -225,8 +224,9 @@ class _Gather(torch.autograd.Function):
         distributed.all_gather(pieces, tensor.contiguous())
         return torch.cat(pieces)
 
+    # A second derivative would silently miss the part of the other processes.
     @staticmethod
-    @once_differentiable  # a second derivative would silently miss what other processes add
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         summed = gradient.contiguous().clone()
         distributed.all_reduce(summed)
@@ -235,12 +235,10 @@ class _Gather(torch.autograd.Function):
 
 @contextmanager
 def _ended_by_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the process at once: torch waits for the others outside of Python, which would hear it later."""
+    """Let Ctrl-C end the process at once, because torch waits outside of Python for the others."""
     before = signal.getsignal(signal.SIGINT)
-    if (
-        before is not signal.default_int_handler
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    is_main = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not is_main:
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -251,7 +249,7 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 
 def _meet(backend: str, timeout: timedelta) -> None:
-    """Join the group, trying again until the time is over: right after a restart connections may still fail."""
+    """Join the group; try again until the timeout, because connections may fail after a restart."""
     deadline = time.monotonic() + timeout.total_seconds()
     for attempt in count(1):
         try:
@@ -265,17 +263,17 @@ def _meet(backend: str, timeout: timedelta) -> None:
             if time.monotonic() >= deadline:
                 where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                 raise ProcessError(
-                    f"process {os.environ.get('RANK')} cannot meet the others at {where} ({error}); check that all "
-                    f"{os.environ.get('WORLD_SIZE')} of them run and reach each other"
+                    f"process {os.environ.get('RANK')} cannot connect to the others at {where} "
+                    f"({error}). Check that all {os.environ.get('WORLD_SIZE')} processes run."
                 ) from error
             time.sleep(min(1.0, 0.1 * attempt))
 
 
 def _agree(store: Store, own: int, num: int, deadline: float) -> str:
-    """A name for this meeting: after a restart, the store still tells where the processes of earlier ones were.
+    """A name for this attempt to connect, because the store keeps addresses of earlier attempts.
 
-    Each process leaves a card that nobody has seen before, and waits for an answer to that very card. The first
-    process answers all cards, those of the dead too, until everybody has confirmed.
+    Each process writes a new random card and waits for an answer to it. The first process answers
+    all cards, those of dead processes too, until every other process has confirmed.
     """
     card = uuid.uuid4().hex
     if own:
@@ -286,7 +284,7 @@ def _agree(store: Store, own: int, num: int, deadline: float) -> str:
     missing = set(range(1, num))
     while missing:
         if time.monotonic() >= deadline:
-            raise RuntimeError(f"nothing is heard of processes {sorted(missing)}")
+            raise RuntimeError(f"processes {sorted(missing)} do not answer")
         for other in sorted(missing):
             if store.check([f"{other} in {card}"]):
                 missing.remove(other)
@@ -296,7 +294,7 @@ def _agree(store: Store, own: int, num: int, deadline: float) -> str:
     return card
 
 
-def _is_of_others(error: RuntimeError) -> bool:
-    """Whether a collective failed, rather than something of this process."""
+def _is_of_collective(error: RuntimeError) -> bool:
+    """Whether a collective failed, judged by words of torch's message."""
     words = ("gloo", "nccl", "connection", "timed out", "process group", "peer")
     return any(word in str(error).lower() for word in words)

@@ -19,9 +19,9 @@ from nearsay import config
 from nearsay.data import Hub
 from nearsay.data import hub as hub_module
 from nearsay.data.images import decode
+from nearsay.data.labels_file import digest_inputs
 from nearsay.errors import NoSplit
 from nearsay.training.loop import train
-from nearsay.training.splits import digest_inputs
 
 
 @pytest.fixture(scope="session")

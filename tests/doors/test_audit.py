@@ -24,7 +24,7 @@ from nearsay.noise import OpenSet
 from nearsay.training import checkpoints as runs
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.loop import train
-from nearsay.training.propagate import propagate
+from nearsay.training.predict import propagate
 from nearsay.training.run_folder import read_labels
 from nearsay.training.splits import open_splits
 

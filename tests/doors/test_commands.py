@@ -25,7 +25,7 @@ from nearsay.errors import NoSplit, RunError
 from nearsay.experiment import Experiment
 from nearsay.training import estimate, evaluate
 from nearsay.training.loop import train
-from nearsay.training.propagate import propagate
+from nearsay.training.predict import propagate
 from nearsay.training.splits import are_in_doubt
 
 SMALL = ["epochs=2"]

@@ -1,4 +1,4 @@
-"""Trainings as processes that a test can watch, signal and wait for, and what makes two of their folders the same."""
+"""Trainings as processes that a test can hold, signal and wait for; and when two folders are the same."""
 
 import json
 import os
@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faults.server import COUNTER
+from faults.server import COUNTER, Hold
 from nearsay.training.checkpoints import Run
 
 TESTS = Path(__file__).parents[1]
-PATIENCE = 120  # seconds until a process counts as hung
-INTERVAL = 3  # steps between two checkpoints
+# Seconds until a process counts as hung, also on a machine with many times as many processes as
+# cores. No test that passes waits so long.
+PATIENCE = 900
+# Steps between two checkpoints.
+INTERVAL = 3
 SMALL = [
     "epochs=4",
     "--set",
@@ -26,7 +29,8 @@ SMALL = [
     "--set",
     "batch_size=64",
 ]
-STEPS = 48  # that each of them takes
+# That each of them takes.
+STEPS = 48
 EXPERIMENTS = {
     "ncr": ["toy", "method=ncr", *SMALL],
     "mixup": [
@@ -80,6 +84,14 @@ class Job:
         """Its exit code, negative for a signal; None if it is still running after that long."""
         return self.server.ask({"wait": self.pid, "seconds": seconds})
 
+    def until_held(self) -> int:
+        """Wait until the process that was to be held has stopped itself; its process id."""
+        mark = self.counter.with_suffix(".held")
+        assert self.until(lambda: mark.exists() and mark.read_text() != ""), self.said
+        pid = int(mark.read_text())
+        assert self.until(lambda: state(pid) == "T"), self.said
+        return pid
+
     def end(self) -> int:
         """Its exit code; a job that never ends is a failure."""
         code = self.wait()
@@ -119,16 +131,29 @@ class Server:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, folder: Path, *words: str, launch: str | None = None) -> Job:
-        """Train into the folder, or go on there; `launch` starts two ranks, by "fork" or "anew"."""
+    def start(
+        self,
+        folder: Path,
+        *words: str,
+        verb: str = "train",
+        launch: str | None = None,
+        hold: Hold | None = None,
+    ) -> Job:
+        """Train into the folder, or resume there; `launch` starts two ranks, by "fork" or "anew"."""
         self.number += 1
         counter, output = (self.scratch / f"{self.number}.{kind}" for kind in ("steps", "output"))
-        request = {
+        request: dict[str, Any] = {
             "words": ["train", *words, "--out", str(folder), "--quiet"],
             "counter": str(counter),
             "output": str(output),
         }
-        pid = self.ask(request if launch is None else {**request, "launch": launch})
+        if verb != "train":
+            request["words"] = [verb, str(folder), *words]
+        if launch is not None:
+            request["launch"] = launch
+        if hold is not None:
+            request["hold"] = hold
+        pid = self.ask(request)
         return Job(self, pid, folder, counter, output)
 
     def finish(self, folder: Path, *words: str, launch: str | None = None) -> Path:
@@ -207,7 +232,17 @@ def assert_same(folder: Path, whole: Path) -> None:
 
 def is_over(pid: int) -> bool:
     """Whether the process has ended, even if nobody has asked for its exit code yet."""
+    return state(pid) in ("", "Z")
+
+
+def state(pid: int) -> str:
+    """The state of a process as `ps` writes it, such as T for stopped; empty if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):  # also while it is read
-        return True
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def at_step(number: int, rank: int = 0) -> Hold:
+    """The moment before the n-th step of a process."""
+    return Hold("nearsay.training.step:Step.__call__", number, rank)

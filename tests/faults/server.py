@@ -1,9 +1,12 @@
 """Forks trainings out of one process that has torch loaded: `python -m faults.server` reads requests from stdin.
 
-A request is a line of JSON, and so is its answer. `{"words": ..., "counter": ..., "output": ...}` starts a command line
-of nearsay in a session of its own, and answers its process id; with `"launch"` two ranks run it under the agent of
-torchrun, which forks them ("fork") or starts them as torchrun does ("anew"). `{"wait": pid, "seconds": ...}` answers an
-exit code, negative for a signal, or null if it is still running.
+A request is a line of JSON, and so is its answer. `{"words": ..., "counter": ..., "output": ...}`
+starts a command line of nearsay in a session of its own, and answers its process id. With
+`"launch"` two ranks run it under the agent of torchrun, which forks them ("fork") or starts them as
+torchrun does ("anew"). With `"hold"` the process stops itself, as by SIGSTOP, before the call that
+the request names, so that a test can act at this very moment on a machine of any speed.
+`{"wait": pid, "seconds": ...}` answers an exit code, negative for a signal, or null if it is still
+running.
 """
 
 import atexit
@@ -14,8 +17,10 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import run as torchrun
@@ -27,15 +32,17 @@ from nearsay.recipes import digits, toy  # noqa: F401  # loaded here once, not i
 from nearsay.training.loop import train  # noqa: F401
 from nearsay.training.step import Step
 
-COUNTER = struct.Struct(
-    "=qq"
-)  # the process that counts, and the steps of the run that are done; −1 before the first
+# The process that counts, and the steps of the run that are done, −1 before the first.
+COUNTER = struct.Struct("=qq")
+# Where a process learns whether it is to be held; ranks inherit it from the agent.
+HOLD = "NEARSAY_TESTS_HOLD"
 TORCHRUN = ["--standalone", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1"]
 
 
 def serve() -> int:
     """Until stdin ends."""
-    torch.set_num_threads(1)  # a fork has only the thread that forked
+    # A fork has only the thread that forked.
+    torch.set_num_threads(1)
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).step()
     config.call_recipe("toy", [])
     for line in sys.stdin:
@@ -48,9 +55,8 @@ def serve() -> int:
             code = _run(request)
             atexit._run_exitfuncs()
             sys.stdout.flush()
-            os._exit(
-                code
-            )  # as taking down a forked interpreter copies every page of it, which takes a second
+            # As taking down a forked interpreter copies every page of it, which takes a second.
+            os._exit(code)
     return 0
 
 
@@ -70,13 +76,18 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _run(request: dict[str, Any]) -> int:
-    os.setsid()  # a process group to signal, as a terminal or a scheduler does
+    # A process group to signal, as a terminal or a scheduler does.
+    os.setsid()
     with open(os.devnull) as nothing, open(request["output"], "ab") as output:
-        os.dup2(nothing.fileno(), 0)  # nobody but the server may hold its pipes
+        # Nobody but the server may hold its pipes.
+        os.dup2(nothing.fileno(), 0)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+    if "hold" in request:
+        os.environ[HOLD] = json.dumps(request["hold"])
     if "launch" in request:
         return _launch(request)
+    _hold(Path(request["counter"]))
     _count(Path(request["counter"]))
     return main(request["words"])
 
@@ -106,11 +117,50 @@ def run_rank(counter: str, words: list[str]) -> None:
     """One process of several; SIGUSR1 makes it fail."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGUSR1, _fail)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the agent, of which this is a copy
+    # Not as the agent, of which this is a copy.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _hold(Path(counter))
     _count(Path(f"{counter}-{os.environ['RANK']}"))
     if code := main(words):
         sys.exit(code)
+
+
+class Hold(NamedTuple):
+    """A moment in the life of a process: before the n-th call of a function, on one rank."""
+
+    # "module:function" or "module:Class.method"
+    place: str
+    number: int
+    rank: int = 0
+
+
+def _hold(counter: Path) -> None:
+    """Stop this process at the moment that the request names; only the first one that gets there."""
+    if HOLD not in os.environ:
+        return
+    hold = Hold(*json.loads(os.environ[HOLD]))
+    if hold.rank != int(os.environ.get("RANK", 0)):
+        return
+    module, _, path = hold.place.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    call: Callable[..., Any] = getattr(owner, name)
+    num_calls = 0
+
+    def held(*arguments: Any, **choices: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        # A rank that is started again goes past this moment; the file says that it was there.
+        mark = counter.with_suffix(".held")
+        if num_calls == hold.number and not mark.exists():
+            mark.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return call(*arguments, **choices)
+
+    setattr(owner, name, held)
 
 
 def _fail(number: int, frame: object) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from faults.jobs import PATIENCE
 from nearsay import cli
 from nearsay.batch import Labels, Split
 from nearsay.config import call_recipe
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nearsay import dist
+from nearsay import distributed
 from nearsay.batch import Objective, Outputs
 from nearsay.data import Toy
 from nearsay.experiment import Experiment, Machine
@@ -60,8 +61,8 @@ class Spoiled:
     def phase(self, epoch, state):
         return self.base.phase(epoch, state)
 
-    def __call__(self, outputs, batch, epoch, memory, stage):
-        is_here = self.rank in (-1, dist.rank())
+    def __call__(self, outputs, batch, epoch, state, phase):
+        is_here = self.rank in (-1, distributed.rank())
         is_now = (epoch * PER_EPOCH).round() == self.at
         bad = torch.where(is_now, float(self.value), 0.0) if is_here else torch.zeros(())
         features, logits = outputs
@@ -71,10 +72,10 @@ class Spoiled:
             logits = logits + bad
         if self.where == "gradient":
             logits.register_hook(lambda gradient: gradient + bad)
-        loss = self.base(Outputs(features, logits), batch, epoch, memory, stage)
+        loss = self.base(Outputs(features, logits), batch, epoch, state, phase)
         if self.where != "loss":
             return loss
-        for each in memory.values():
+        for each in state.values():
             each += bad.to(each.dtype) if each.is_floating_point() else 0
         return loss._replace(total=loss.total + bad, terms={**loss.terms, "spoiled": bad})
 
@@ -91,7 +92,7 @@ def recipe(*, at: int = 3, where: str = "loss", value: str = "nan", rank: int = 
         schedule=Constant(),
         epochs=3,
         batch_size=16,
-        machine=Machine(checkpoint_steps=steps, timeout=60),
+        machine=Machine(checkpoint_steps=steps, timeout=900),
     )
 '''
 KINDS = [
@@ -185,7 +186,8 @@ def assert_nothing_changes(experiment, at, where, value, draw):
         for name in compared
         if at and name in fresh and fresh[name] != before[name]
     }
-    assert not at or {"network", "optimizer", "memory"} <= kinds  # each of them had been learning
+    # Each of them had been learning.
+    assert not at or {"network", "optimizer", "memory"} <= kinds
 
 
 @pytest.mark.parametrize(("where", "value"), KINDS)
@@ -249,9 +251,8 @@ def test_the_last_checkpoint_is_that_of_a_run_without_the_fault(recipe, tmp_path
     train(replace(spoiled(recipe, at=99), epochs=0.75), tmp_path / "right")
     left, right = (checkpoint_of(tmp_path / name).tensors for name in ("spoiled", "right"))
     assert left["count"] == right["count"] == 3
-    learned = [
-        name for name in left if not name.startswith("sums")
-    ]  # which an epoch that ends begins anew
+    # Which an epoch that ends begins anew.
+    learned = [name for name in left if not name.startswith("sums")]
     assert bytes_of({name: left[name] for name in learned}) == bytes_of(
         {name: right[name] for name in learned}
     )
@@ -312,7 +313,8 @@ def test_a_run_on_repaired_data_goes_on_as_if_nothing_had_been(tmp_path, value):
     broken = features.copy()
     broken[bad, 1] = value
     np.save(tmp_path / "features.npy", broken)
-    for _ in range(2):  # again the same, as long as nothing is done about it
+    # Again the same, as long as nothing is done about it.
+    for _ in range(2):
         with pytest.raises(NotFinite):
             train(experiment, tmp_path / "broken")
         told = json.loads((tmp_path / "broken" / "not_finite.json").read_text())
@@ -330,10 +332,11 @@ def test_the_command_line_tells_it_in_one_sentence(recipe, tmp_path, capsys):
     assert re.fullmatch(r"error: the loss.* not finite at step 5 .*not_finite\.json.*\n", told)
 
 
+# Then the first step overflows a weight alone.
 FAR = {
     "MLP(hidden=(8,))": "Linear()",
     "import MLP": "import Linear",
-}  # then the first step overflows a weight alone
+}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +372,7 @@ def test_one_of_two_processes_stops_both(tmp_path, words, changes, bad):
         for rank in range(2)
     ]
     try:
-        told = [process.communicate(timeout=90)[1] for process in processes]
+        told = [process.communicate(timeout=PATIENCE)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -8,21 +8,21 @@ import time
 
 import pytest
 
-from faults.jobs import is_over
+from faults.jobs import PATIENCE, is_over
 from nearsay.errors import RunError
 from nearsay.sweep import grid, make_space, run_all, running, search
-from nearsay.training.display import Silent
+from nearsay.training.progress import Silent
 
 SMALL = ["data.num_train=200", "data.num_test=100", "batch_size=50", "backbone.hidden=(8,)"]
 HELD = [*SMALL, "held_out=0.2", "optimizer.lr=1e-4..1e-1:log"]
 
 HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from nearsay.training.checkpoints import open_run
 with open_run(Path(sys.argv[1])):
     print(flush=True)
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.read()
 """
 
 STAND_IN = """#!{python} -S
@@ -37,25 +37,28 @@ with open(os.path.join(folder, "result.json"), "w") as file:
 
 
 class Listener(Silent):
-    def __init__(self):
-        self.notes = []
+    """Keeps the notes, and lets the other process go at the first of them."""
+
+    def __init__(self, holder):
+        self.holder, self.notes = holder, []
 
     def note(self, message):
         self.notes.append(message)
+        if len(self.notes) == 1:
+            self.holder.stdin.close()
 
 
-def until(claim, seconds=60):
-    deadline = time.monotonic() + seconds
+def until(claim):
+    deadline = time.monotonic() + PATIENCE
     while not claim() and time.monotonic() < deadline:
         time.sleep(0.05)
     return claim()
 
 
-def hold(folder, seconds):
-    """Another process that uses the run for a while."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), str(seconds)], stdout=subprocess.PIPE
-    )
+def hold(folder):
+    """Another process that uses the run until its stdin is closed."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"\n"
     return process
 
@@ -66,18 +69,8 @@ def test_the_runs_of_a_sweep_that_was_killed_save_and_end(tmp_path):
         "seed=0,1",
         *(word for change in SMALL for word in ("--set", change)),
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "nearsay",
-        "sweep",
-        "toy",
-        *words,
-        "--at-once",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
+    command = [sys.executable, "-m", "nearsay", "sweep", "toy", *words, "--at-once", "2"]
+    command += ["--out", str(tmp_path)]
     sweep = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     pids = []
     try:
@@ -85,7 +78,7 @@ def test_the_runs_of_a_sweep_that_was_killed_save_and_end(tmp_path):
         pids = [int(lock.read_text().split()[1]) for lock in tmp_path.glob("*/.lock")]
         sweep.kill()
         sweep.wait()
-        assert until(lambda: all(map(is_over, pids)), seconds=20)
+        assert until(lambda: all(map(is_over, pids)))
         assert len(list(tmp_path.glob("*/checkpoints/step-*"))) == 2
     finally:
         sweep.kill()
@@ -95,28 +88,28 @@ def test_the_runs_of_a_sweep_that_was_killed_save_and_end(tmp_path):
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_run_in_use_is_waited_for(tmp_path):
+def test_a_run_in_use_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "_PATIENCE", float(PATIENCE))
     [planned] = grid("toy", ["epochs=1"], SMALL)
-    holder = hold(tmp_path / planned.name, 1)
-    with holder:
-        [outcome] = run_all([planned], tmp_path, display=(listener := Listener()))
+    with hold(tmp_path / planned.name) as holder:
+        listener = Listener(holder)
+        [outcome] = run_all([planned], tmp_path, display=listener)
     assert outcome.result is not None
     assert len(listener.notes) == 1
-    assert f"in use by process {holder.pid} on " in listener.notes[0]
-    assert listener.notes[0].endswith("; waiting 30 seconds for it")
+    assert f"process {holder.pid} " in listener.notes[0]
 
 
 def test_a_run_that_stays_in_use_fails_after_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "_PATIENCE", 0.2)
     [planned] = grid("toy", ["epochs=1"], SMALL)
-    with hold(tmp_path / planned.name, 60) as holder:
+    with hold(tmp_path / planned.name) as holder:
         [outcome] = run_all([planned], tmp_path)
         holder.kill()
     assert outcome.code == 75
-    assert "in use by process" in outcome.error
+    assert f"process {holder.pid} " in outcome.error
 
 
-@pytest.mark.parametrize(("patience", "codes"), [(30.0, [0, 0]), (0.0, [75, 75])])
+@pytest.mark.parametrize(("patience", "codes"), [(float(PATIENCE), [0, 0]), (0.0, [75, 75])])
 def test_runs_in_use_are_waited_for_side_by_side(tmp_path, monkeypatch, patience, codes):
     program = tmp_path / "program"
     program.write_text(STAND_IN.format(python=sys.executable))

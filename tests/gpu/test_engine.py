@@ -201,7 +201,7 @@ def test_no_step_waits_for_the_device(name, captures):
     go(step, order, range(5))
     with no_waiting():
         for number in range(5, 10):
-            step(Rows(order.batch(number), None), step._stage)
+            step(Rows(order.batch(number), None), step._phase)
     assert step.is_fine.item()
 
 

@@ -20,7 +20,7 @@ from nearsay.errors import RunError
 from nearsay.integrations import export
 from nearsay.integrations.export import export_run, predict_onnx, read_onnx_classes
 from nearsay.training.loop import train
-from nearsay.training.run_folder import open_trained, predict_run
+from nearsay.training.predict import open_trained, predict_run
 
 QUICK = ["epochs=0.1", "schedule.warmup=0"]
 FEATURES = ["data.num_train=60", "data.num_test=40", "batch_size=20", "backbone.hidden=16", *QUICK]

@@ -15,7 +15,7 @@ from nearsay.report.comparison import Comparison
 from nearsay.report.findings import Findings
 from nearsay.report.folders import FinishedRun
 from nearsay.report.groups import group_runs
-from nearsay.training.display import plain
+from nearsay.training.progress import plain
 
 SIZE = 5  # examples of a class, the last of which carries the label of the next class
 

@@ -18,7 +18,7 @@ from nearsay.batch import Files
 from nearsay.report import audited, charts, suspects
 from nearsay.report.mapping import MOST_POINTS, choose_points, place
 from nearsay.report.pictures import SIDE, Album
-from nearsay.training.display import plain
+from nearsay.training.progress import plain
 from report.making import PAYLOADS, make_findings, render_with
 
 

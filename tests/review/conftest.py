@@ -14,12 +14,13 @@ from PIL import Image
 
 from nearsay import config
 from nearsay.data import tables
+from nearsay.data.labels_file import pack_labels
 from nearsay.label_issues.corrections import Corrections
 from nearsay.review.examples import Pictures, open_source, read_examples
 from nearsay.review.server import make_app, make_server
 from nearsay.review.session import Session
 from nearsay.training.run_folder import read_labels
-from nearsay.training.splits import open_splits, pack_labels
+from nearsay.training.splits import open_splits
 
 TOKEN = "a-token-that-is-known-to-the-tests"
 
@@ -29,7 +30,14 @@ def write_run(folder, recipe, *arguments, num_issues=30, overrides=(), **changes
     call = config.apply_overrides(config.call_recipe(recipe, [*arguments]), overrides)
     splits = open_splits(call.experiment)
     folder.mkdir(parents=True)
-    (folder / "labels.npz").write_bytes(pack_labels(splits, None))
+    content = pack_labels(
+        splits.labels,
+        splits.inputs,
+        train=splits.train,
+        held_out=splits.held_out,
+        requested_rate=None,
+    )
+    (folder / "labels.npz").write_bytes(content)
     (folder / "experiment.json").write_text(json.dumps({**call.origin, "num_inputs": 3}))
     write_audit(folder, splits.labels, num_issues, **changes)
     return folder

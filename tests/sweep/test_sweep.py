@@ -19,7 +19,7 @@ from nearsay.config import ConfigError
 from nearsay.errors import RunError, Stopped, StorageError
 from nearsay.sweep import Planned, grid, make_space, run_all, running, search
 from nearsay.sweep.searching import JOURNAL
-from nearsay.training.display import Silent
+from nearsay.training.progress import Silent
 
 SMALL = ["data.num_train=200", "data.num_test=100", "batch_size=50", "backbone.hidden=(8,)"]
 SET = [word for change in SMALL for word in ("--set", change)]

@@ -7,8 +7,7 @@ import torch
 
 from nearsay import config, distributed
 from nearsay.batch import Files
-from nearsay.training.feed import Feed
-from nearsay.training.splits import open_splits
+from nearsay.training.splits import Feed, open_splits
 
 CPU = torch.device("cpu")
 
@@ -23,7 +22,8 @@ def feed(*overrides):
 
 
 def test_streamed_rows_are_those_that_lie_on_the_device():
-    resident, steps = feed(), range(4, 9)  # the end of one pass, and the beginning of the next
+    # The end of one pass, and the beginning of the next.
+    resident, steps = feed(), range(4, 9)
     assert resident.source is not None
     for workers in (0, 2):
         streamed = feed("machine.loading=streaming", f"machine.workers={workers}")
@@ -36,7 +36,8 @@ def test_streamed_rows_are_those_that_lie_on_the_device():
                 == others.indices.tolist()
                 == resident.read(step).indices.tolist()
             )
-            assert others.inputs is None  # the step takes them from the source
+            # The step takes them from the source.
+            assert others.inputs is None
             torch.testing.assert_close(rows.inputs, resident.source[others.indices])
             torch.testing.assert_close(rows.inputs, streamed.read(step).inputs)
 
@@ -61,5 +62,5 @@ def test_files_are_never_resident(tmp_path):
     assert Feed(made(), files, CPU).source is None
     experiment = made()
     wished = replace(experiment, machine=replace(experiment.machine, loading="resident"))
-    with pytest.raises(ValueError, match="loading='resident' is for arrays"):
+    with pytest.raises(ValueError, match="loading"):
         Feed(wished, files, CPU)

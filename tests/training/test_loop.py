@@ -28,7 +28,7 @@ from nearsay.models import MLP
 from nearsay.noise import OpenSet, Symmetric
 from nearsay.optim import SGD, Constant, Cosine
 from nearsay.recipes import toy
-from nearsay.training import system
+from nearsay.training import checkpoints, metrics, progress, system
 from nearsay.training.loop import train
 from nearsay.transforms import Mixup
 
@@ -126,6 +126,12 @@ def test_the_result_is_what_predictions_and_labels_say(finished):
     assert result["images_per_second"] > 0
 
 
+def test_the_summary_takes_no_fact_for_a_metric(finished):
+    result, _ = finished
+    metric_names = {*metrics.TRAIN_METRICS, *metrics.SPLIT_METRICS}
+    assert result.keys() - metric_names == {*progress._RESULT_FACTS}
+
+
 def test_images_from_outside_are_wrong_labels_in_the_result(tmp_path):
     others = replace(SMALL.data, seed=7)
     told = Told()
@@ -134,6 +140,19 @@ def test_images_from_outside_are_wrong_labels_in_the_result(tmp_path):
     )
     assert result["labels"]["effective_rate"] == told.facts["effective_rate"] == 0.4
     assert float(np.load(tmp_path / "labels.npz")["effective_rate"]) == 0.4
+
+
+def test_a_metric_is_added_in_one_place(tmp_path, monkeypatch):
+    def mean_length(predictions, labels):
+        assert len(predictions.logits) == len(labels.given)
+        return predictions.features.norm(dim=1).mean().item()
+
+    monkeypatch.setitem(metrics.TRAIN_METRICS, "mean_length", mean_length)
+    monkeypatch.setitem(metrics.SPLIT_METRICS, "mean_length_of", mean_length)
+    result = train(replace(SMALL, epochs=1, held_out=20), tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert result["mean_length"] > 0
+    assert result["mean_length_of"].keys() == {"validation", "test"}
 
 
 def tables(folder, *names):
@@ -295,9 +314,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
 def test_another_experiment_in_the_folder_is_refused_by_the_field_that_differs(finished):
     _, folder = finished
     before = contents(folder, *PARTS, "result.json", "experiment.json")
-    with pytest.raises(
-        ConfigError, match=r"holds another experiment \(optimizer\.lr: 0\.1, not 0\.2\)"
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: 0\.1, not 0\.2"):
         train(replace(SMALL, optimizer=SGD(lr=0.2)), folder)
     assert contents(folder, *PARTS, "result.json", "experiment.json") == before
 
@@ -327,14 +344,13 @@ def test_labels_that_changed_since_are_refused(tmp_path):
         machine=Machine(device="cpu", checkpoint_steps=2),
     )
     result = train(experiment, folder)
-    assert result["accuracy"] == {}  # there is no split to be judged on
+    # There is no split to be judged on.
+    assert result["accuracy"] == {}
     assert result["detection"] is None
     go_back(folder)
     data.write_text(json.dumps([1, 1, 2, 3] * 16))
     before = contents(folder, "labels.npz", "log.jsonl")
-    with pytest.raises(
-        RunError, match="holds other labels than this experiment makes now"
-    ) as caught:
+    with pytest.raises(RunError, match=r"labels\.npz") as caught:
         train(experiment, folder)
     assert caught.value.code == 65
     assert contents(folder, "labels.npz", "log.jsonl") == before
@@ -342,9 +358,8 @@ def test_labels_that_changed_since_are_refused(tmp_path):
 
 def test_a_run_goes_on_with_the_same_bytes_on_another_machine(tmp_path, finished):
     _, folder = finished
-    train(
-        replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=4)), tmp_path
-    )  # at 16, and at the end
+    # At 16, and at the end.
+    train(replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=4)), tmp_path)
     go_back(tmp_path)
     told = Told()
     other = Machine(
@@ -373,9 +388,8 @@ def test_steps_of_an_earlier_process_do_not_count_as_fast(tmp_path, monkeypatch)
     go_back(tmp_path)
     ticks = iter(range(10**6))
     monkeypatch.setattr(system, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    result = train(
-        experiment, tmp_path
-    )  # the 18th step alone, and a second passes between any two looks
+    # The 18th step alone, and a second passes between any two looks.
+    result = train(experiment, tmp_path)
     assert 0 < result["images_per_second"] <= SIZE
 
 
@@ -388,10 +402,29 @@ def test_a_run_with_no_step_left_keeps_how_fast_it_was(tmp_path):
     assert again["images_per_second"] == first["images_per_second"] > 0
 
 
+def test_a_checkpoint_of_an_older_version_names_the_stage_and_no_speed(tmp_path, finished):
+    _, folder = finished
+    train(replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=4)), tmp_path)
+    go_back(tmp_path)
+    newest = tmp_path / "checkpoints" / "step-00000016"
+    state = json.loads((newest / "state.json").read_text())
+    state["stage"] = state.pop("phase")
+    del state["images_per_second"]
+    files = {"tensors.safetensors": (newest / "tensors.safetensors").read_bytes()}
+    files["state.json"] = json.dumps(state).encode()
+    (newest / "state.json").write_bytes(files["state.json"])
+    (newest / "manifest.json").write_bytes(checkpoints._manifest(16, files))
+    told = Told()
+    train(SMALL, tmp_path, display=told)
+    assert (told.facts["resumed_at"], told.notes) == (16, [])
+    assert contents(tmp_path) == contents(folder)
+
+
 def test_a_damaged_checkpoint_is_passed_over_with_a_note_that_names_both(tmp_path, finished):
     _, folder = finished
     experiment = replace(SMALL, machine=Machine(device="cpu", checkpoint_steps=7))
-    train(experiment, tmp_path)  # at 14, and at the end
+    # At 14, and at the end.
+    train(experiment, tmp_path)
     (tmp_path / "result.json").unlink()
     newest = tmp_path / "checkpoints" / "step-00000018" / "tensors.safetensors"
     content = bytearray(newest.read_bytes())
@@ -399,9 +432,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_note_that_names_both(tmp_pat
     newest.write_bytes(content)
     told = Told()
     train(experiment, tmp_path, display=told)
-    assert told.notes == [
-        "passed over a damaged checkpoint (step-00000018: tensors.safetensors is damaged); going on from step 14"
-    ]
+    assert ["step-00000018" in note and "step 14" in note for note in told.notes] == [True]
     assert told.facts["resumed_at"] == 14
     assert contents(tmp_path) == contents(folder)
 
@@ -446,9 +477,7 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path):
         json.dumps({**record, "experiment": config.to_tree(other)})
     )
     (tmp_path / "result.json").unlink()
-    with pytest.raises(
-        RunError, match=r"step 6 .* does not fit this experiment: .* in the checkpoint, not"
-    ) as caught:
+    with pytest.raises(RunError, match=r"step 6 .*network0") as caught:
         train(other, tmp_path)
     assert caught.value.code == 65
 
@@ -463,7 +492,8 @@ def test_what_was_deleted_from_a_finished_run_is_made_again(tmp_path, name):
     told = Told()
     train(replace(SMALL, epochs=1), tmp_path, display=told)
     assert told.calls == ["begin", "end"]
-    if name != "result.json":  # which tells how long it took
+    # Which tells how long it took.
+    if name != "result.json":
         assert (tmp_path / name).read_bytes() == before
 
 
@@ -471,9 +501,7 @@ def test_a_log_that_was_cut_short_is_refused(tmp_path):
     train(replace(SMALL, epochs=1), tmp_path)
     (tmp_path / "result.json").unlink()
     (tmp_path / "log.jsonl").write_text("")
-    with pytest.raises(
-        RunError, match=r"log.jsonl has 0 bytes, but \d+ were written before the checkpoint"
-    ):
+    with pytest.raises(RunError, match=r"log\.jsonl .* got 0"):
         train(replace(SMALL, epochs=1), tmp_path)
 
 
@@ -486,9 +514,7 @@ def test_a_log_that_is_none_is_refused_before_a_step(tmp_path, content):
     written = content + bytes(100_000)
     (tmp_path / "log.jsonl").write_bytes(written)
     told = Told()
-    with pytest.raises(
-        RunError, match=r"line 1 of .*log\.jsonl cannot be read \(.*\); restore it, or start"
-    ) as caught:
+    with pytest.raises(RunError, match=r"line 1 of .*log\.jsonl") as caught:
         train(experiment, tmp_path, display=told)
     assert (caught.value.code, told.calls) == (65, [])
     assert (tmp_path / "log.jsonl").read_bytes() == written
@@ -500,9 +526,7 @@ def test_a_log_whose_checkpoints_cannot_be_reached_is_kept(tmp_path):
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "elsewhere")
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "mounted")
     before = (tmp_path / "run" / "log.jsonl").read_bytes()
-    with pytest.raises(
-        RunError, match="checkpoints: the link leads nowhere; nothing was changed"
-    ) as caught:
+    with pytest.raises(RunError, match="checkpoints") as caught:
         train(replace(SMALL, epochs=1), tmp_path / "run")
     assert caught.value.code == 74
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
@@ -512,9 +536,7 @@ def test_a_log_whose_checkpoints_cannot_be_reached_is_kept(tmp_path):
 
 def test_a_folder_of_other_things_is_not_filled(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"mine")
-    with pytest.raises(
-        RunError, match=r"holds 'photo.jpg' but no experiment.json, so it is not the folder"
-    ) as caught:
+    with pytest.raises(RunError, match=r"photo\.jpg") as caught:
         train(replace(SMALL, epochs=1), tmp_path)
     assert caught.value.code == 73
     assert (tmp_path / "photo.jpg").read_bytes() == b"mine"
@@ -536,26 +558,26 @@ def test_a_split_without_any_label_is_not_judged_and_that_is_told(tmp_path):
     told = Told()
     result = train(replace(SMALL, data=Unlabeled(), epochs=1), tmp_path, display=told)
     assert result["accuracy"] == {}
-    assert told.notes == ["the test split has no labels, so nothing is judged on it"]
+    assert ["test" in note for note in told.notes] == [True]
     assert (
         "NaN" not in (tmp_path / "result.json").read_text() + (tmp_path / "log.jsonl").read_text()
     )
     assert not (tmp_path / "predictions" / "test.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    ("start", "told"), [(2.0, []), (2.5, ["2.5"]), (3.0, ["3"]), (50.0, ["50"]), ("auto", [])]
-)
-def test_a_start_that_is_never_reached_is_told(tmp_path, start, told):
+@pytest.mark.parametrize(("start", "is_reached"), [(2.0, True), (2.5, False), (3.0, False)])
+def test_a_start_that_is_never_reached_is_noted(tmp_path, start, is_reached):
     display = Told()
     train(replace(SMALL, objective=NCR(start_epoch=start)), tmp_path, display=display)
-    assert display.notes == [
-        f"start_epoch={each} of NCR is never reached in epochs=3, so that what begins there has no part in this run; "
-        "start earlier, or train for longer"
-        for each in told
-    ]
-    if start != "auto":
-        assert any("ncr" in entry for entry in log_of(tmp_path)) != bool(told)
+    expected = [] if is_reached else [True]
+    assert ["start_epoch" in note for note in display.notes] == expected
+    assert any("ncr" in entry for entry in log_of(tmp_path)) == is_reached
+
+
+def test_a_start_that_a_run_finds_itself_is_not_noted(tmp_path):
+    display = Told()
+    train(replace(SMALL, objective=NCR(start_epoch="auto")), tmp_path, display=display)
+    assert display.notes == []
 
 
 @pytest.mark.parametrize(("size", "is_told"), [(127, False), (128, True)])
@@ -579,15 +601,11 @@ def test_images_that_a_cpu_takes_long_for_are_told(tmp_path, size, is_told):
     )
     display = Told()
     train(call.experiment, tmp_path / "run", display=display)
-    assert display.notes == is_told * [
-        "images of 128 x 128 pixels take long without a GPU; size=64 --set backbone.width=16 is faster, where the "
-        "recipe takes size="
-    ]
-    display = Told()  # the width of weights to start from is theirs
+    assert ["backbone.width" in note for note in display.notes] == is_told * [True]
+    # The width of weights to start from is theirs.
+    display = Told()
     train(replace(call.experiment, init=str(tmp_path / "run")), tmp_path / "next", display=display)
-    assert display.notes == is_told * [
-        "images of 128 x 128 pixels take long without a GPU; size=64 is faster, where the recipe takes size="
-    ]
+    assert ["backbone.width" in note for note in display.notes] == is_told * [False]
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
@@ -603,18 +621,19 @@ def test_inputs_that_changed_since_are_told(tmp_path):
     (tmp_path / "result.json").unlink()
     told = Told()
     train(replace(SMALL, epochs=1), tmp_path, display=told)
-    assert [note.startswith("the inputs are not those that") for note in told.notes] == [True]
+    assert ["inputs" in note for note in told.notes] == [True]
 
 
 def test_a_display_is_told_of_all_in_order(tmp_path):
     told = Told()
     result = train(SMALL, tmp_path, display=told)
+    # The last look is before a checkpoint.
     assert told.calls == [
         "begin",
         *["step", "epoch"] * 3,
         "step",
         "end",
-    ]  # the last look is before a checkpoint
+    ]
     assert told.result == result
     assert told.entry == log_of(tmp_path)[-1]
     assert told.notes == []
@@ -699,9 +718,8 @@ def test_under_mixup_dynamics_come_from_passes_over_the_examples_as_they_are(tmp
     sure = seen["logits"].softmax(dim=1)[torch.arange(NUM_TRAIN), torch.from_numpy(labels["given"])]
     assert_close(dynamics["confidence"], sure.where(is_trained, 0.0))
     assert not dynamics["spread"].any()
-    train(
-        replace(SMALL, mixup=Mixup(), epochs=21), tmp_path / "21"
-    )  # after every second epoch, and the last
+    # After every second epoch, and the last.
+    train(replace(SMALL, mixup=Mixup(), epochs=21), tmp_path / "21")
     assert load_file(tmp_path / "21" / "dynamics.safetensors")["count"].unique().tolist() == [11]
     assert "train_accuracy" not in log_of(tmp_path / "21")[-1]
 
@@ -751,11 +769,12 @@ def test_class_weights_make_the_classes_that_are_trained_on_count_alike(tmp_path
     counts = {
         number: int((labels["given"][labels["train"]] == number).sum()) for number in range(3)
     }
+    # Every class gives as many, so shares differ from those of all examples.
     assert counts == {
         0: 95,
         1: 35,
         2: 15,
-    }  # every class gives as many, so shares differ from those of all examples
+    }
     for number in range(3):
         weights = targets[torch.from_numpy(labels["given"]) == number, number]
         assert sorted(weights.unique().tolist()) == pytest.approx([0, 145 / (3 * counts[number])])

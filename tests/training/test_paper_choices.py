@@ -12,16 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from nearsay import ELR, NCR, Batch, CrossEntropy, Outputs, config
-from nearsay.batch import Labels, Split
 from nearsay.data.loader import Order
 from nearsay.data.toy import Toy
 from nearsay.experiment import Experiment, Machine
 from nearsay.models import MLP
-from nearsay.noise import Matrix, Recorded, Symmetric
+from nearsay.noise import Symmetric
 from nearsay.optim import SGD, Constant
 from nearsay.training.loop import train
-from nearsay.training.outcome import propagate as propagate_once
-from nearsay.training.propagate import propagate
+from nearsay.training.predict import propagate, propagate_in_run
 from nearsay.training.splits import open_splits
 from nearsay.training.step import observe_
 from nearsay.transforms import Mixup
@@ -38,30 +36,13 @@ SMALL = Experiment(
 )
 
 
-class Unknown:
-    """Labels of which nobody knows whether they are right."""
-
-    def open(self, split):
-        inputs, labels = Toy(num_train=40, num_classes=4).open(split)
-        return Split(inputs, Labels(labels.given, None, labels.classes))
-
-
 def test_the_oracle_trains_on_right_labels_alone(tmp_path):
     splits = open_splits(replace(SMALL, only_clean=True))
     assert len(splits.train) == 100
     assert (splits.labels.given == splits.labels.clean)[splits.train].all()
-    assert (
-        splits.labels.given != splits.labels.clean
-    ).sum() == 100  # the labels are as noisy as ever
+    # The labels are as noisy as ever.
+    assert (splits.labels.given != splits.labels.clean).sum() == 100
     assert train(replace(SMALL, only_clean=True), tmp_path)["labels"]["num_examples"] == 100
-
-
-def test_the_oracle_needs_the_truth():
-    with pytest.raises(ValueError, match="only_clean=True needs the true labels"):
-        open_splits(replace(SMALL, data=Unknown(), noise=None, only_clean=True))
-    wrong = Matrix(matrix=[[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
-    with pytest.raises(ValueError, match="only_clean=True leaves no example"):
-        open_splits(replace(SMALL, noise=wrong, only_clean=True))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
@@ -73,27 +54,13 @@ def test_hidden_labels_are_a_share_and_nested(share):
     assert more.all()
     fewer = open_splits(replace(SMALL, labeled=share / 2)).labels.given >= 0
     assert (fewer <= shown).all()
-    assert (
-        len(open_splits(replace(SMALL, labeled=share)).train) == 200
-    )  # unlabeled, but still neighbors
+    # Unlabeled, but still neighbors.
+    assert len(open_splits(replace(SMALL, labeled=share)).train) == 200
 
 
 def test_training_with_few_labels_learns(tmp_path):
     experiment = replace(SMALL, labeled=0.3, noise=None, epochs=20, objective=NCR(alpha=0.5))
     assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.8
-
-
-def test_a_second_network_may_learn_other_noise():
-    two = replace(SMALL, networks=2, averaging=0.9)
-    assert open_splits(two).other_given is None
-    splits = open_splits(replace(two, noise_per_network=True))
-    assert torch.equal(
-        splits.labels.given, open_splits(two).labels.given
-    )  # the first learns what it always did
-    assert (splits.other_given != splits.labels.clean).sum() == 100
-    assert not torch.equal(splits.other_given, splits.labels.given)
-    with pytest.raises(ValueError, match="which has no seed"):
-        open_splits(replace(two, noise=Recorded(given=splits.labels.given), noise_per_network=True))
 
 
 def test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_first(tmp_path):
@@ -105,9 +72,8 @@ def test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_fir
     for name, tensor in weights[0].items():
         if name.endswith("num_batches_tracked"):
             continue
-        assert torch.equal(tensor, weights[1][name]) == name.startswith("0."), (
-            name
-        )  # no teacher in cross-entropy
+        # No teacher in cross-entropy.
+        assert torch.equal(tensor, weights[1][name]) == name.startswith("0."), name
 
 
 def test_noise_that_leaks_reaches_a_network_through_its_teacher(tmp_path):
@@ -129,9 +95,8 @@ def load_labels(folder):
 
 
 def test_networks_or_averages_are_judged(tmp_path):
-    averaged = replace(
-        SMALL, noise=None, epochs=10, averaging=0.999
-    )  # so slow that it is still near the beginning
+    # So slow that it is still near the beginning.
+    averaged = replace(SMALL, noise=None, epochs=10, averaging=0.999)
     ends = {
         judged: train(replace(averaged, judged=judged), tmp_path / judged)
         for judged in ("networks", "averages")
@@ -140,7 +105,7 @@ def test_networks_or_averages_are_judged(tmp_path):
         ends["networks"]["accuracy"]["test"]["final"]
         > ends["averages"]["accuracy"]["test"]["final"] + 0.2
     )
-    with pytest.raises(ValueError, match="judged='averages' needs averaging="):
+    with pytest.raises(ValueError, match="averaging"):
         replace(SMALL, judged="averages")
 
 
@@ -151,11 +116,11 @@ def test_balanced_batches_hold_every_class_alike():
     seen = torch.cat([order.batch(step) for step in range(9)])
     for step in range(20):
         assert torch.bincount(kinds[order.batch(step)], minlength=3).tolist() == [4, 4, 4]
-    assert (
-        len(set(seen[kinds[seen] == 0].tolist())) == 36
-    )  # nobody of a large class twice in a pass
+    # Nobody of a large class twice in a pass.
+    assert len(set(seen[kinds[seen] == 0].tolist())) == 36
     counts = torch.bincount(seen[kinds[seen] == 1], minlength=99)[90:99]
-    assert counts.tolist() == [4] * 9  # and everybody of a small one equally often
+    # And everybody of a small one equally often.
+    assert counts.tolist() == [4] * 9
     again = Order(torch.arange(110), batch_size=12, seed=0, kinds=kinds)
     assert torch.equal(again.batch(13), order.batch(13))
     assert not torch.equal(order.batch(0), order.batch(9))
@@ -171,26 +136,17 @@ def test_a_balanced_run_counts_classes_alike(tmp_path, monkeypatch):
     monkeypatch.setattr("nearsay.training.step.observe_", spied)
     result = train(replace(SMALL, balanced=True, batches_per_epoch=3), tmp_path)
     assert result["steps"] == 6
-    assert asked == [True] * 6  # a small class may be in a batch with one example twice
+    # A small class may be in a batch with one example twice.
+    assert asked == [True] * 6
 
 
 def case():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     targets = torch.softmax(torch.randn(5, 4, generator=generator, dtype=torch.float64), dim=1)
-    targets[1] = 0  # unlabeled
+    # unlabeled.
+    targets[1] = 0
     return Outputs(logits, logits), Batch(inputs=logits, targets=targets, indices=torch.arange(5))
-
-
-@pytest.mark.parametrize("epoch", [0.0, 3.0, 10.0, 15.0])
-def test_the_weight_of_elr_rises_as_in_elr_plus(epoch):
-    outputs, batch = case()
-    memories = [ELR().init_state(5, 4, 4) for _ in range(2)]
-    plain = ELR(weight=3)(outputs, batch, torch.tensor(epoch), memories[0], "elr")
-    ramped = ELR(weight=3, ramp=10)(outputs, batch, torch.tensor(epoch), memories[1], "elr")
-    factor = math.exp(-5 * (1 - min(epoch / 10, 1)) ** 2)
-    torch.testing.assert_close(ramped.terms["elr"], factor * plain.terms["elr"])
-    assert ramped.terms["cross_entropy"] == plain.terms["cross_entropy"]
 
 
 def test_targets_are_weighed_anew_as_in_elr_plus_with_many_classes():
@@ -220,11 +176,9 @@ def test_propagated_labels_are_better_and_can_be_learned(tmp_path):
     again = config.apply_overrides(call, [f"relabeled={found['file']}", "objective.alpha=0.1"])
     result = train(again.experiment, tmp_path / "second", origin=again.origin)
     assert result["labels"]["effective_rate"] == pytest.approx(1 - found["accuracy_after"])
-    with pytest.raises(
-        ValueError, match=r"nothing\.npz' is no file; nearsay clean and nearsay propagate make one"
-    ):
+    with pytest.raises(ValueError, match=r"relabeled=.*nothing\.npz"):
         open_splits(replace(call.experiment, relabeled=str(tmp_path / "nothing.npz")))
-    with pytest.raises(ValueError, match="it belongs to other data"):
+    with pytest.raises(ValueError, match="relabeled"):
         open_splits(replace(SMALL, relabeled=found["file"]))
 
 
@@ -254,7 +208,8 @@ def test_labels_are_propagated_halfway_and_learned(tmp_path):
         json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
     ]
     assert [entry["epoch"] for entry in entries if "transductive_accuracy" in entry] == [5.0]
-    assert entries[4]["transductive_accuracy"] > 0.8  # of labels of which 60 % were right
+    # Of labels of which 60 % were right.
+    assert entries[4]["transductive_accuracy"] > 0.8
     plain = config.call_recipe("toy", ["method=standard", "epochs=10"])
     assert (
         result["accuracy"]["test"]["final"]
@@ -265,7 +220,7 @@ def test_labels_are_propagated_halfway_and_learned(tmp_path):
 def test_a_run_too_short_to_propagate_labels_is_refused_and_one_of_an_epoch_says_how_right_they_are(
     tmp_path,
 ):
-    with pytest.raises(config.ConfigError, match=r"propagate_at=1 is never reached in epochs=0.5"):
+    with pytest.raises(config.ConfigError, match="propagate_at"):
         config.call_recipe("toy", ["method=label-propagation", "epochs=0.5"])
     call = config.call_recipe("toy", ["method=label-propagation", "epochs=1"])
     train(call.experiment, tmp_path)
@@ -279,9 +234,8 @@ def test_the_result_is_about_the_labels_before_they_were_propagated(tmp_path):
     )
     assert found["labels"] == plain["labels"]
     for part in ("detection", "confidence", "memorization"):
-        assert (
-            found[part] == plain[part]
-        )  # as the labels changed after the last step, the networks are the same
+        # As the labels changed after the last step, the networks are the same.
+        assert found[part] == plain[part]
 
 
 def test_two_networks_propagate_from_the_same_labels(tmp_path, monkeypatch):
@@ -289,9 +243,9 @@ def test_two_networks_propagate_from_the_same_labels(tmp_path, monkeypatch):
 
     def watched(predictions, given, clean, trained):
         seen.append(given.clone())
-        return propagate_once(predictions, given, clean, trained)
+        return propagate_in_run(predictions, given, clean, trained)
 
-    monkeypatch.setattr("nearsay.training.loop.propagate", watched)
+    monkeypatch.setattr("nearsay.training.loop.propagate_in_run", watched)
     train(
         replace(
             SMALL, objective=CrossEntropy(), epochs=2, propagate_at=1, networks=2, averaging=0.9

@@ -19,17 +19,16 @@ from nearsay.errors import RunError
 from nearsay.training.checkpoints import open_run
 from nearsay.training.evaluate import evaluate
 from nearsay.training.loop import train
-from nearsay.training.predictions import read_predictions
+from nearsay.training.predict import find_view, open_trained, predict_run
 from nearsay.training.run_folder import (
     check_same,
     claim,
-    find_view,
-    open_trained,
-    predict_run,
     read_experiment,
     read_labels,
     read_origin,
+    read_predictions,
     read_result,
+    remember_experiment,
 )
 from nearsay.training.splits import open_splits
 
@@ -84,7 +83,7 @@ def test_two_averaged_networks_come_back(tmp_path):
 def test_the_cure_of_a_damaged_file_is_to_have_it_made_anew(copy, name):
     before = (copy / name).read_bytes()
     (copy / name).write_bytes(before[:-4] + b"hurt")
-    with pytest.raises(RunError, match="remove it and start the run again, which makes it anew"):
+    with pytest.raises(RunError, match=name):
         open_trained(copy) if name == "model.safetensors" else read_predictions(
             copy, read_labels(copy)
         )
@@ -98,20 +97,16 @@ def test_the_number_of_inputs_is_recorded_and_not_guessed(copy):
     assert origin["num_inputs"] == 32
     for wrong in (None, True, 0, "32", 1.5):
         (copy / "experiment.json").write_text(json.dumps(dict(origin) | {"num_inputs": wrong}))
-        with pytest.raises(RunError, match="records num_inputs as") as caught:
+        with pytest.raises(RunError, match="num_inputs") as caught:
             open_trained(copy)
         assert caught.value.code == 65
 
 
 def test_inputs_of_the_wrong_kind_are_refused(folder, tmp_path):
     for images in (torch.zeros(2, 3, 4, 4), Files(tmp_path, ("a.jpg", "b.jpg"))):
-        with pytest.raises(
-            ValueError, match=r"^images do not fit: this run was trained on features"
-        ):
+        with pytest.raises(ValueError, match=r"features \(N, 32\)"):
             predict_run(folder, images)
-    with pytest.raises(
-        ValueError, match=r"features \(2, 31\) do not fit: this run was trained on rows of 32; give"
-    ):
+    with pytest.raises(ValueError, match=r"features \(N, 32\).*\(2, 31\)"):
         predict_run(folder, torch.zeros(2, 31))
 
 
@@ -120,14 +115,9 @@ def test_features_are_refused_by_a_run_on_images(tmp_path):
         call_recipe("digits", ["epochs=0.02", "method=standard"]), ["backbone.width=1"]
     )
     train(call.experiment, tmp_path, origin=call.origin)
-    with pytest.raises(
-        ValueError, match=r"features \(2, 32\) do not fit: this run was trained on images"
-    ):
+    with pytest.raises(ValueError, match=r"images of 3 .*\(2, 32\)"):
         predict_run(tmp_path, torch.zeros(2, 32))
-    with pytest.raises(
-        ValueError,
-        match="images of 1 channels do not fit: this run was trained on images of 3; give",
-    ):
+    with pytest.raises(ValueError, match=r"images of 3 .*\(2, 1, 8, 8\)"):
         predict_run(tmp_path, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
     assert read_origin(tmp_path)["num_inputs"] == 3
 
@@ -179,13 +169,10 @@ def test_the_shape_of_arrays_is_recorded_and_files_are_not_made_to_fit_what_is_n
     assert read_origin(folder)["image_shape"] is None
     files = as_files(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), tmp_path)
     oblong = rewritten(digits, tmp_path / "oblong", image_shape=[8, 10])
-    with pytest.raises(
-        ValueError,
-        match="trained on arrays of 8 × 10 pixels; give images of that shape as an array",
-    ):
+    with pytest.raises(ValueError, match="8 × 10 pixels"):
         predict_run(oblong, files)
     for number, wrong in enumerate((8, [8], [8, "8"], [8, 0], [True, True])):
-        with pytest.raises(RunError, match="records image_shape as") as caught:
+        with pytest.raises(RunError, match="image_shape") as caught:
             predict_run(rewritten(digits, tmp_path / f"wrong{number}", image_shape=wrong), files)
         assert caught.value.code == 65
 
@@ -200,14 +187,17 @@ def test_an_older_run_whose_data_is_gone_looks_at_files_as_it_always_did(digits)
     assert find_view(experiment, origin) == (16, 16, 224 / 256)
 
 
-def test_a_run_of_python_keeps_its_weights_but_cannot_be_made_again(tmp_path):
-    train(made().experiment, str(tmp_path))  # a folder may be text
+def test_a_run_of_python_is_opened_with_its_experiment(tmp_path):
+    # A folder may be text.
+    train(made().experiment, str(tmp_path))
     assert (tmp_path / "model.safetensors").exists()
     for command in (open_trained, evaluate):
-        with pytest.raises(
-            RunError, match=r"was trained from Python, not by a recipe, .* the origin= of config"
-        ):
+        with pytest.raises(RunError, match="experiment="):
             command(tmp_path)
+    with pytest.raises(RunError, match="another experiment"):
+        remember_experiment(tmp_path, replace(made().experiment, seed=7))
+    remember_experiment(tmp_path, made().experiment)
+    assert len(open_trained(tmp_path).networks) == 1
 
 
 def replace_weights(path, **changes):
@@ -218,65 +208,44 @@ def replace_weights(path, **changes):
     )
 
 
+def cut(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+
+
 DAMAGES = {
-    "no weights": (
-        lambda path: (path / "model.safetensors").unlink(),
-        "has no model.safetensors: the run is not fin",
-    ),
-    "cut weights": (
-        lambda path: (path / "model.safetensors").write_bytes(
-            (path / "model.safetensors").read_bytes()[:-1]
-        ),
-        "model.safetensors cannot be read",
-    ),
-    "a weight of another shape": (
-        lambda path: replace_weights(path, **{"fc.weight": torch.zeros(3, 16)}),
-        "do not fit its experiment",
-    ),
-    "a missing weight": (
-        lambda path: replace_weights(path, **{"fc.bias": None}),
-        "do not fit its experiment",
-    ),
-    "a weight too many": (
-        lambda path: replace_weights(path, more=torch.zeros(2)),
-        "do not fit its experiment",
-    ),
-    "no labels": (
-        lambda path: (path / "labels.npz").unlink(),
-        "has no labels in labels.npz; .* start the run again",
-    ),
-    "cut labels": (
-        lambda path: (path / "labels.npz").write_bytes((path / "labels.npz").read_bytes()[:99]),
-        "labels.npz cannot be read: File is not a zip file; start again in another folder$",
-    ),
-    "no experiment": (
-        lambda path: (path / "experiment.json").unlink(),
-        "is no run folder, .* give the folder that",
-    ),
-    "an experiment that is no JSON": (
-        lambda path: (path / "experiment.json").write_text("{"),
-        "is no run folder",
-    ),
-    "an experiment that is a list": (
-        lambda path: (path / "experiment.json").write_text("[]"),
-        "it is no JSON object",
-    ),
-    "an endless experiment": (
-        lambda path: (path / "experiment.json").write_text("[" * 10**5),
-        "is no run folder",
-    ),
-    "bytes": (lambda path: (path / "experiment.json").write_bytes(b"\xff\xfe"), "is no run folder"),
+    "no weights": ("model.safetensors", lambda path: path.unlink()),
+    "cut weights": ("model.safetensors", lambda path: cut(path, -1)),
+    "no labels": ("labels.npz", lambda path: path.unlink()),
+    "cut labels": ("labels.npz", lambda path: cut(path, 99)),
+    "no experiment": ("experiment.json", lambda path: path.unlink()),
+    "an experiment that is no JSON": ("experiment.json", lambda path: path.write_text("{")),
+    "an experiment that is a list": ("experiment.json", lambda path: path.write_text("[]")),
+    "an endless experiment": ("experiment.json", lambda path: path.write_text("[" * 10**5)),
+    "bytes": ("experiment.json", lambda path: path.write_bytes(b"\xff\xfe")),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_in_one_sentence(copy, damage):
-    spoil, told = DAMAGES[damage]
-    spoil(copy)
-    with pytest.raises(RunError, match=told) as caught:
+def test_a_damaged_file_is_named(copy, damage):
+    name, spoil = DAMAGES[damage]
+    spoil(copy / name)
+    with pytest.raises(RunError, match=name) as caught:
         open_trained(copy)
     assert caught.value.code == 65
     assert str(copy) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"fc.weight": torch.zeros(3, 16)}, {"fc.bias": None}, {"more": torch.zeros(2)}],
+    ids=["another shape", "one missing", "one too many"],
+)
+def test_weights_of_another_network_are_refused(copy, changes):
+    replace_weights(copy, **changes)
+    with pytest.raises(RunError, match="experiment") as caught:
+        open_trained(copy)
+    assert caught.value.code == 65
     assert "\n" not in str(caught.value)
 
 
@@ -325,14 +294,13 @@ def test_other_labels_and_weights_by_a_relative_path_are_found_from_anywhere(
         f"init={tmp_path}/model.safetensors",
     ]
     train(call.experiment, "run", origin=call.origin)
-    plain = replace(
-        call.experiment, relabeled="labels.npz", init="model.safetensors"
-    )  # as runs before wrote them down
+    # As runs before wrote them down.
+    plain = replace(call.experiment, relabeled="labels.npz", init="model.safetensors")
     path = tmp_path / "run" / "experiment.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": to_tree(plain)}))
     for same in (call.experiment, plain, replace(plain, relabeled="./labels.npz")):
         assert train(same, "run")["finished"]
-    with pytest.raises(ConfigError, match=r"holds another experiment \(relabeled: .*other.npz"):
+    with pytest.raises(ConfigError, match=r"relabeled: .*other.npz"):
         train(replace(plain, relabeled="other.npz"), "run")
     monkeypatch.chdir("/")
     assert read_experiment(tmp_path / "run") == call.experiment
@@ -348,13 +316,11 @@ def test_labels_that_a_run_hides_are_no_other_labels_than_those_of_its_file(fold
 def test_another_experiment_does_not_go_into_the_folder(copy):
     with open_run(copy) as run:
         check_same(run, made().experiment)
-        with pytest.raises(
-            ConfigError, match=r"holds another experiment \(.*seed.*choose another folder"
-        ):
+        with pytest.raises(ConfigError, match="seed"):
             check_same(run, replace(made().experiment, seed=1))
         for content in ("[]", "[" * 100_000):
             (copy / "experiment.json").write_text(content)
-            with pytest.raises(RunError, match=r"experiment\.json cannot be read"):
+            with pytest.raises(RunError, match=r"experiment\.json"):
                 check_same(run, made().experiment)
 
 
@@ -368,9 +334,8 @@ def test_a_run_goes_on_under_a_version_that_has_more_choices_if_they_are_off(cop
         check_same(run, now)
         with pytest.raises(ConfigError, match="propagate_at: not there, but 1"):
             check_same(run, replace(now, propagate_at=1))
-        del record["experiment"]["objective"][
-            "temperature"
-        ]  # one that changes the loss unless somebody turns it off
+        # One that changes the loss unless somebody turns it off.
+        del record["experiment"]["objective"]["temperature"]
         (copy / "experiment.json").write_text(json.dumps(record))
         with pytest.raises(ConfigError, match=r"objective\.temperature: not there, but 2\.0"):
             check_same(run, now)
@@ -381,13 +346,11 @@ def test_other_labels_do_not_go_into_the_folder(copy):
     with open_run(copy) as run:
         claim(run, made().experiment, splits, None)
         other = splits._replace(labels=replace(splits.labels, given=splits.labels.clean))
-        with pytest.raises(
-            RunError, match="holds other labels than this experiment makes now"
-        ) as caught:
+        with pytest.raises(RunError, match=r"labels\.npz") as caught:
             claim(run, made().experiment, other, None)
         assert caught.value.code == 65
         (copy / "labels.npz").write_bytes(b"")
-        with pytest.raises(RunError, match=r"labels\.npz cannot be read"):
+        with pytest.raises(RunError, match=r"labels\.npz"):
             claim(run, made().experiment, splits, None)
 
 
@@ -398,43 +361,29 @@ def test_the_labels_of_a_run_are_those_that_were_learned(folder):
 IN_ANOTHER_LOCALE = """
 import sys
 from pathlib import Path
-from nearsay.doors.audit import read_doubt
 from nearsay.training.checkpoints import open_run
-from nearsay.reproduce.cells import Cell
-from nearsay.reproduce.runs import Runs
 from nearsay.training.run_folder import check_same, read_experiment, read_origin, read_result
 
 folder = Path(sys.argv[1])
-print(ascii(read_origin(folder)["note"]), ascii(read_result(folder)["hardware"]), ascii(read_doubt(folder)))
+print(ascii(read_origin(folder)["note"]), ascii(read_result(folder)["hardware"]))
 with open_run(folder) as run:
     check_same(run, read_experiment(folder))
-words = [f"{key}={value}" for key, value in read_origin(folder)["arguments"].items()]
-cell = Cell(row="", column="", recipe="toy", arguments=tuple(words), overrides=tuple(sys.argv[2:]), seed=0)
-(folder.parent / "runs").mkdir()
-folder.rename(folder.parent / "runs" / cell.run)
-print(Runs(folder=folder.parent / "runs").result(cell)["finished"])
 """
 
 
 def test_a_run_is_read_alike_in_every_locale(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "run")
-    notes = {
-        "experiment.json": {"note": "Äpfel"},
-        "result.json": {"hardware": "Prozeßor"},
-        "audit.json": {"doubt": "ö"},
-    }
+    notes = {"experiment.json": {"note": "Äpfel"}, "result.json": {"hardware": "Prozeßor"}}
     for name, changes in notes.items():
-        before = json.loads((copy / name).read_bytes()) if (copy / name).exists() else {}
+        before = json.loads((copy / name).read_bytes())
         (copy / name).write_text(json.dumps(before | changes, ensure_ascii=False), encoding="utf-8")
+    # Text is ASCII there.
     environment = {
         **os.environ,
         "LC_ALL": "C",
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
-    }  # text is ASCII there
-    words = [sys.executable, "-c", IN_ANOTHER_LOCALE, str(copy), *SMALL]
+    }
+    words = [sys.executable, "-c", IN_ANOTHER_LOCALE, str(copy)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout.splitlines(), done.stderr) == (
-        [r"'\xc4pfel' 'Proze\xdfor' '\xf6'", "True"],
-        "",
-    )
+    assert (done.stdout, done.stderr) == ("'\\xc4pfel' 'Proze\\xdfor'\n", "")

@@ -1,6 +1,5 @@
 """What is trained on, what is held out and what labels count there; and the labels as a file."""
 
-import io
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +14,9 @@ from nearsay.data import Folder, Toy
 from nearsay.errors import NoSplit
 from nearsay.experiment import Experiment
 from nearsay.models import MLP
-from nearsay.noise import OpenSet, Symmetric, describe
+from nearsay.noise import OpenSet, Recorded, Symmetric, describe
 from nearsay.training import splits
-from nearsay.training.splits import make_order, open_splits, pack_labels, select, unpack_labels
+from nearsay.training.splits import make_order, open_splits, select
 
 CLASSES = ("a", "b", "c")
 
@@ -58,10 +57,8 @@ def given_splits(**splits):
 
 
 def test_a_single_class_is_told_to_show_nothing_about_labels():
-    told = open_splits(given_splits(train=labels(0, 0, 0, classes=("cat",)))).notes
-    assert told == (
-        "'cat' is the only class, so that no label can be found wrong; give examples of another",
-    )
+    notes = open_splits(given_splits(train=labels(0, 0, 0, classes=("cat",)))).notes
+    assert ["'cat'" in note for note in notes] == [True]
     assert not open_splits(given_splits(train=labels(0, 0, 1, classes=("cat", "dog")))).notes
 
 
@@ -76,10 +73,7 @@ def test_without_wishes_all_is_trained_on_and_the_test_is_judged():
 
 def test_true_labels_that_are_no_class_of_the_data_are_refused():
     """Numbers beside names, for one: all examples would count as foreign, and all labels as wrong."""
-    with pytest.raises(
-        ValueError,
-        match="none of the true labels of the train split is one of its classes 'a', 'b'",
-    ):
+    with pytest.raises(ValueError, match="clean"):
         open_splits(given_splits(train=labels(0, 1, 2, clean=[-1, -1, -1])))
     assert open_splits(
         given_splits(train=labels(0, 1, 2, clean=[-1, 0, -1]))
@@ -150,14 +144,15 @@ def test_the_oracle_trains_on_right_labels_alone():
     assert is_right[found.train].all()
     assert not set(found.train.tolist()) & set(found.held_out.tolist())
     assert len(found.train) == int(is_right.sum()) - int(is_right[found.held_out].sum())
-    with pytest.raises(ValueError, match="needs the true labels"):
+    with pytest.raises(ValueError, match="only_clean"):
         open_splits(replace(given_splits(train=labels(0, 1)), only_clean=True))
-    with pytest.raises(ValueError, match="leaves no example"):
+    with pytest.raises(ValueError, match="only_clean"):
         open_splits(replace(given_splits(train=labels(0, 1, clean=[1, 0])), only_clean=True))
 
 
 def test_a_share_of_the_labels_can_be_hidden():
-    assert int((open_splits(experiment(labeled=1e-6)).labels.given >= 0).sum()) == 1  # never none
+    # Never none.
+    assert int((open_splits(experiment(labeled=1e-6)).labels.given >= 0).sum()) == 1
     found = open_splits(experiment(labeled=0.2))
     assert int((found.labels.given >= 0).sum()) == 18
     kept = found.labels.given >= 0
@@ -178,39 +173,24 @@ def test_recorded_labels_are_learned_if_they_belong_to_the_data(tmp_path):
     assert found.labels.given.tolist() == given.tolist()
     assert found.labels.clean.equal(torch.arange(90) % 3)
     np.savez(tmp_path / "b.npz", given=given[1:], classes=np.array(["0", "1", "2"]))
-    with pytest.raises(
-        ValueError, match="holds 89 labels of 3 classes, but the data has 90 examples of 3"
-    ):
+    with pytest.raises(ValueError, match=r"relabeled=.*b\.npz.* 90 .* 89 "):
         open_splits(experiment(relabeled=str(tmp_path / "b.npz")))
     (tmp_path / "c.npz").write_bytes(b"text")
-    with pytest.raises(
-        ValueError, match=r"c\.npz' cannot be read: .*; nearsay clean and nearsay propagate make"
-    ):
+    with pytest.raises(ValueError, match=r"relabeled=.*c\.npz"):
         open_splits(experiment(relabeled=str(tmp_path / "c.npz")))
     np.savez(tmp_path / "d.npz", features=given)
-    with pytest.raises(
-        ValueError,
-        match=r"d\.npz' has no array 'given'; nearsay clean and nearsay propagate make one",
-    ):
+    with pytest.raises(ValueError, match=r"relabeled=.*d\.npz.* 'given'"):
         open_splits(experiment(relabeled=str(tmp_path / "d.npz")))
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (np.full(4, 1.5), r"holds labels of float64 and shape \(4,\); they must be class numbers"),
-        (np.full(4, np.nan), r"holds labels of float64 and shape"),
-        (np.array(["cat"] * 4), r"holds labels of <U3 and shape"),
-        (np.array(1), r"holds labels of int64 and shape \(\);"),
-        (
-            np.array([{}] * 4),
-            r"cannot be read: it is no .npz file, or holds objects; nearsay clean",
-        ),
-    ],
+    "given",
+    [np.full(4, 1.5), np.full(4, np.nan), np.array(["cat"] * 4), np.array(1), np.array([{}] * 4)],
+    ids=["fractions", "NaN", "texts", "one number", "objects"],
 )
-def test_recorded_labels_that_are_no_class_numbers_are_refused(tmp_path, given, told):
+def test_recorded_labels_that_are_no_class_numbers_are_refused(tmp_path, given):
     np.savez(tmp_path / "a.npz", given=given, classes=np.array(["0", "1"]))
-    with pytest.raises(ValueError, match=rf"relabeled='.*a\.npz' {told}"):
+    with pytest.raises(ValueError, match=r"relabeled=.*a\.npz"):
         open_splits(experiment(relabeled=str(tmp_path / "a.npz")))
 
 
@@ -223,7 +203,12 @@ def test_a_second_network_can_learn_other_noise():
         Symmetric(rate=0.4, seed=6)(wished.data.open("train").labels).given
     )
     assert not found.other_given.equal(found.labels.given)
-    assert open_splits(replace(wished, noise_per_network=False)).other_given is None
+    same = replace(wished, noise_per_network=False)
+    assert open_splits(same).other_given is None
+    assert open_splits(same).labels.given.equal(found.labels.given)
+    without_seed = replace(wished, noise=Recorded(given=found.labels.given))
+    with pytest.raises(ValueError, match="seed"):
+        open_splits(without_seed)
 
 
 def test_in_a_balanced_order_all_classes_come_as_often():
@@ -237,17 +222,15 @@ def test_in_a_balanced_order_all_classes_come_as_often():
 
 
 def test_nothing_to_learn_is_refused():
-    with pytest.raises(ValueError, match="no example of the train split has a label"):
+    with pytest.raises(ValueError, match="labels"):
         open_splits(given_splits(train=labels(-1, -1)))
-    with pytest.raises(ValueError, match="the train split has no examples"):
+    with pytest.raises(ValueError, match="train split"):
         open_splits(given_splits(train=labels()))
 
 
 def test_one_example_is_too_few():
     alone = given_splits(train=labels(0))
-    with pytest.raises(
-        ValueError, match="1 example to train on is too few: it has no neighbor; give 2 or more"
-    ):
+    with pytest.raises(ValueError, match="got 1"):
         make_order(alone, open_splits(alone))
     pair = given_splits(train=labels(0, 0))
     assert make_order(pair, open_splits(pair)).batch_size == 2
@@ -262,9 +245,7 @@ def test_unlabeled_examples_are_trained_on_and_never_held_out():
 @pytest.mark.parametrize("name", ["validation", "test"])
 def test_splits_of_other_classes_are_refused(name):
     splits = {"train": labels(0, 1, 2), name: labels(0, 1, 2, classes=("a", "c", "b"))}
-    with pytest.raises(
-        ValueError, match=r"classes \('a', 'b', 'c'\) and another split \('a', 'c', 'b'\)"
-    ):
+    with pytest.raises(ValueError, match=r"\('a', 'b', 'c'\).*\('a', 'c', 'b'\)"):
         open_splits(given_splits(**splits))
 
 
@@ -292,15 +273,16 @@ def test_open_set_noise_replaces_exactly_the_images_that_it_says():
     assert found.inputs[~is_foreign].equal(images(120)[~is_foreign])
     assert (found.labels.clean == -1).equal(is_foreign)
     assert found.labels.given.equal(wished.data.open("train").labels.given)
-    assert wished.data.open("train").inputs.equal(images(120))  # the data set itself is as it was
+    # The data set itself is as it was.
+    assert wished.data.open("train").inputs.equal(images(120))
 
 
 def test_open_set_noise_needs_arrays_of_one_shape(tmp_path):
     wished = replace(given_splits(train=labels(0, 1, 2)), noise=OpenSet(rate=0.5))
-    with pytest.raises(ValueError, match="needs outside="):
+    with pytest.raises(ValueError, match="outside"):
         open_splits(wished)
     for foreign in (torch.zeros(5, 2), Files(tmp_path, ("a.jpg",))):
-        with pytest.raises(ValueError, match="two data sets of arrays with one shape"):
+        with pytest.raises(ValueError, match="outside"):
             open_splits(replace(wished, outside=outside(foreign)))
 
 
@@ -329,89 +311,8 @@ def test_a_batch_that_processes_cannot_share_is_refused_with_the_cure(monkeypatc
     wished = replace(given_splits(train=labels(0, 1, 2, 0)), batch_size=3)
     found = open_splits(wished)
     monkeypatch.setattr(distributed, "num_processes", lambda: 2)
-    with pytest.raises(
-        ValueError,
-        match=r"batch_size=3 for 4 examples .* 2 processes; give a multiple of 2, or start",
-    ):
+    with pytest.raises(ValueError, match=r"batch_size .* 2 processes"):
         make_order(wished, found)
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-def test_labels_come_back_from_their_file(is_known):
-    made = experiment(noise=Symmetric(rate=0.4, redraw=False) if is_known else None, held_out=9)
-    found = open_splits(made)
-    if not is_known:
-        found = found._replace(labels=Labels(found.labels.given, None, ("ä", "b b", "c")))
-    content = pack_labels(found, 0.4 if is_known else None)
-    back = unpack_labels(content)
-    assert back.classes == found.labels.classes
-    assert back.given.equal(found.labels.given)
-    assert (back.clean is None) is not is_known
-    with np.load(io.BytesIO(content)) as arrays:
-        assert arrays["train"].tolist() == found.train.tolist()
-        assert arrays["validation"].tolist() == found.held_out.tolist()
-        rates = [float(arrays["requested_rate"]), float(arrays["effective_rate"])]
-        assert rates == [0.4, 0.4] if is_known else all(map(np.isnan, rates))
-
-
-def changed(content, **changes):
-    with np.load(io.BytesIO(content)) as arrays:
-        kept = {name: arrays[name] for name in arrays.files}
-    made = io.BytesIO()
-    np.savez(made, **{name: each for name, each in {**kept, **changes}.items() if each is not None})
-    return made.getvalue()
-
-
-def test_labels_take_no_more_room_for_many_classes_and_older_files_that_did_are_read():
-    many = tuple(map(str, range(1000)))
-    content = pack_labels(open_splits(given_splits(train=labels(0, 1, 2, classes=many))), None)
-    assert len(content) < 100_000  # the noise matrix alone would be 8 MB
-    older = changed(content, matrix=np.zeros((1000, 1000), dtype=np.int64))
-    assert unpack_labels(older).classes == many
-
-
-class Trap:
-    """What would leave a trace if it were unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
-DAMAGES = {
-    "nothing": lambda content, trace: b"",
-    "half of it": lambda content, trace: content[: len(content) // 2],
-    "no zip": lambda content, trace: b"x" * len(content),
-    "a flipped bit": lambda content, trace: content.replace(
-        b"\x01" + bytes(7), b"\x00" + bytes(7), 1
-    ),
-    "another label": lambda content, trace: changed(content, given=np.zeros(90, dtype=np.int64)),
-    "a label that is no class": lambda content, trace: changed(content, given=np.full(90, 7)),
-    "labels that are no numbers": lambda content, trace: changed(
-        content, given=np.array(["a"] * 90)
-    ),
-    "fewer clean labels": lambda content, trace: changed(
-        content, clean=np.zeros(3, dtype=np.int64)
-    ),
-    "no labels": lambda content, trace: changed(content, given=None),
-    "no fingerprint": lambda content, trace: changed(content, fingerprint=None),
-    "another class": lambda content, trace: changed(content, classes=np.array(["0", "1", "x"])),
-    "a pickle in it": lambda content, trace: changed(
-        content, given=np.array([Trap(trace)], dtype=object)
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_labels_are_refused_and_nothing_is_run(damage, tmp_path):
-    content, trace = pack_labels(open_splits(experiment()), None), tmp_path / "trace"
-    with pytest.raises(
-        ValueError, match=r"^labels\.npz cannot be read: .*; start again in another folder$"
-    ):
-        unpack_labels(DAMAGES[damage](content, str(trace)))
-    assert not trace.exists()
 
 
 def test_noise_that_looks_at_inputs_gets_them_if_they_are_arrays(tmp_path):
@@ -435,20 +336,19 @@ def test_splits_without_any_label_are_left_out_with_a_note():
         given_splits(train=labels(0, 1), validation=labels(-1, -1), test=labels(-1, 2))
     )
     assert [each.name for each in found.judged] == ["test"]
-    assert found.notes == ("the validation split has no labels, so nothing is judged on it",)
+    assert ["validation" in note for note in found.notes] == [True]
     found = open_splits(
         given_splits(train=labels(0, 1), validation=labels(0, 1), test=labels(-1, clean=[-1]))
     )
     assert [each.name for each in found.judged] == ["validation"]
-    assert found.notes == ("the test split has no labels, so nothing is judged on it",)
+    assert ["test" in note for note in found.notes] == [True]
 
 
 def test_looking_for_files_in_two_splits_reads_none_of_them_twice(tmp_path, monkeypatch):
     parts = {"train": range(6), "validation": range(6, 9), "test": range(9, 12)}
     for number in range(12):
-        Image.new("RGB", (4, 4), (number, 0, 0)).save(
-            tmp_path / f"{number}.bmp"
-        )  # of one size, all of them
+        # Of one size, all of them.
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.bmp")
     read, real = [], splits._digest
     monkeypatch.setattr(
         splits, "_digest", lambda files, name: read.append(name) or real(files, name)
@@ -473,8 +373,5 @@ def test_files_that_are_in_two_splits_are_refused(tmp_path):
     folder = replace(given_splits(train=labels(0, 1)), data=Folder(path=tmp_path))
     assert len(open_splits(folder).judged) == 1
     (tmp_path / "test/cat/copy.png").write_bytes((tmp_path / "train/dog/1.png").read_bytes())
-    with pytest.raises(
-        ValueError,
-        match=r"1 images .* in train as well, the first 'test/cat/copy.png' as 'train/dog/1",
-    ):
+    with pytest.raises(ValueError, match=r"'test/cat/copy.png'.*'train/dog/1"):
         open_splits(folder)

@@ -45,7 +45,8 @@ def test_time_before_a_restart_is_not_counted(now):
     clock.look(1)
     now.seconds += 1
     clock.look(6)
-    now.seconds += 50  # of evaluation
+    # Of evaluation.
+    now.seconds += 50
     clock.restart(6)
     now.seconds += 1
     clock.look(11)
@@ -80,7 +81,8 @@ def test_a_look_without_a_step_counts_nothing(now):
     assert clock.rate == 30
     now.seconds += 1
     clock.look(5)
-    now.seconds += 9  # in which nothing was trained
+    # In which nothing was trained.
+    now.seconds += 9
     clock.look(5)
     assert clock.rate == 20
 
@@ -173,7 +175,8 @@ def test_torch_is_told_what_to_do_only_while_a_run_goes_on(deterministic, before
         raise KeyError
     assert state() == before
     assert torch.equal(torch.get_rng_state(), numbers)
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own choice
+    # The user's own choice.
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 def test_modules_draw_from_the_seed_of_the_run():
@@ -219,9 +222,9 @@ def test_draws_go_on_where_the_generator_stood():
     system.set_own_states(saved, CPU, [])
     assert torch.equal(torch.rand(3), expected)
     torch.rand(1)
-    twice = {
-        name: torch.cat([state, torch.zeros_like(state)]) for name, state in saved.items()
-    }  # of two processes
+    # Of two processes.
+    twice = {name: torch.cat([state, torch.zeros_like(state)]) for name, state in saved.items()}
     system.set_own_states(twice, CPU, [])
     assert torch.equal(torch.rand(3), expected)
-    system.set_own_states({}, CPU, [])  # of a run that began on another device
+    # Of a run that began on another device.
+    system.set_own_states({}, CPU, [])

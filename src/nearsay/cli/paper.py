@@ -94,7 +94,7 @@ def propagate(
     """
     if not 0 < mu < math.inf:
         raise ConfigError(f"--mu {mu} must be a positive number, such as 0.02")
-    from nearsay.training.propagate import propagate as command  # noqa: PLC0415  # brings torch
+    from nearsay.training.predict import propagate as command  # noqa: PLC0415  # brings torch
 
     report = command(run, k=k, mu=mu, out=out)
     if as_json:

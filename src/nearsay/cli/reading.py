@@ -10,8 +10,7 @@ import typer
 
 from nearsay.cli.options import Device, Json, Run, print_json
 from nearsay.config import ConfigError
-from nearsay.training.display import counted
-from nearsay.training.progress import make_table, print_table
+from nearsay.training.progress import counted, make_table, print_table
 
 _MOST_NAMED = 5  # files, in a note
 

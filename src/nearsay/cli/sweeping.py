@@ -13,8 +13,7 @@ import typer
 from nearsay.cli.options import Json, Quiet, Recipe, print_json
 from nearsay.config import ConfigError
 from nearsay.errors import INTERNAL
-from nearsay.training.display import counted
-from nearsay.training.progress import AnyDisplay, make_display, make_table, print_table
+from nearsay.training.progress import AnyDisplay, counted, make_display, make_table, print_table
 
 if TYPE_CHECKING:  # these import torch
     from nearsay.sweep import Outcome, Planned, Space

@@ -16,6 +16,7 @@ from nearsay import metrics
 from nearsay.batch import Files, Labels, Predictions, are_pictures
 from nearsay.data import tables
 from nearsay.data.images import decode, why_unreadable
+from nearsay.data.labels_file import digest_names, recorded_digest, recorded_rows
 from nearsay.data.tables import Cell
 from nearsay.errors import BAD_DATA, ImageError, RunError, TableError, first_line
 from nearsay.experiment import Experiment
@@ -24,10 +25,9 @@ from nearsay.label_issues.corrections import read_corrections
 from nearsay.label_issues.duplicates import Thumbnails, shrink_each
 from nearsay.sealed import load_sealed
 from nearsay.training.checkpoints import COPY, open_run, write_whole
-from nearsay.training.predictions import read_predictions
 from nearsay.training.progress import percent
-from nearsay.training.run_folder import read_experiment, read_labels
-from nearsay.training.splits import digest_names, open_train, recorded_digest, recorded_rows
+from nearsay.training.run_folder import read_experiment, read_labels, read_predictions
+from nearsay.training.splits import open_train
 
 RECALLS = (0.8, 0.9, 0.95)  # of the wrong labels, for which the summary says how many to review
 DOUBTFUL = 0.4  # estimated share of wrong labels above which the network is to be doubted as well

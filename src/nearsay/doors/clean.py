@@ -10,13 +10,13 @@ from torch import Tensor
 
 from nearsay.batch import Labels
 from nearsay.data import tables
+from nearsay.data.labels_file import pack_relabeled, recorded_digest
 from nearsay.data.tables import Cell
 from nearsay.doors.audit import file_names, read_doubt, table_bytes
 from nearsay.errors import BAD_DATA, RunError
 from nearsay.label_issues.corrections import read_corrections
 from nearsay.training.checkpoints import COPY, open_run, write_whole
 from nearsay.training.run_folder import read_experiment, read_labels
-from nearsay.training.splits import pack_relabeled, recorded_digest
 from nearsay.validation import check_number
 
 RELABEL_ABOVE, DROP_BELOW = 0.5, 0.5

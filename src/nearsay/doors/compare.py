@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from nearsay import config
 from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Spread, group_runs, spread
-from nearsay.training.display import Display
 from nearsay.training.loop import train
-from nearsay.training.progress import percent
+from nearsay.training.progress import Display, percent
 from nearsay.training.system import one_thread
 
 DEMO_TITLE = "Digits, 40 % of the labels drawn at random"

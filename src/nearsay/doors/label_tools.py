@@ -23,8 +23,7 @@ from nearsay.data.loader import Inputs
 from nearsay.doors.audit import Audited, table_bytes
 from nearsay.errors import BAD_DATA, RunError, one_line
 from nearsay.training.checkpoints import COPY, open_run, write_whole
-from nearsay.training.predictions import read_predictions
-from nearsay.training.run_folder import read_experiment, read_labels
+from nearsay.training.run_folder import read_experiment, read_labels, read_predictions
 from nearsay.training.splits import open_train
 
 Tool = Literal["cleanlab", "fiftyone", "label-studio"]

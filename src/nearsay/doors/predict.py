@@ -16,7 +16,8 @@ from nearsay.data.embeddings import FEATURE_NAMES, read_parquet
 from nearsay.data.images import is_image
 from nearsay.errors import CANNOT_CREATE, RunError, TableError, one_line
 from nearsay.integrations.export import FILES, predict_onnx, read_onnx_classes
-from nearsay.training.run_folder import predict_run, read_labels, read_origin
+from nearsay.training.predict import predict_run
+from nearsay.training.run_folder import read_labels, read_origin
 
 _FEATURE_FILES = (".npy", ".npz", ".parquet")
 _COLUMNS = ("path", "label", "probability", "error")

@@ -29,9 +29,15 @@ from nearsay.data.loader import MARGIN, Inputs, finish, num_workers, sweep
 from nearsay.errors import one_line
 from nearsay.models import LinearHead, Timm
 from nearsay.training.checkpoints import write_whole
-from nearsay.training.outcome import pack_networks
-from nearsay.training.predict import Predicted
-from nearsay.training.run_folder import Trained, View, find_view, open_trained, read_result
+from nearsay.training.predict import (
+    Predicted,
+    Trained,
+    View,
+    find_view,
+    open_trained,
+    pack_networks,
+)
+from nearsay.training.run_folder import read_result
 from nearsay.training.splits import are_in_doubt
 from nearsay.transforms import Normalize
 

@@ -15,7 +15,7 @@ from nearsay.report.mapping import choose_points, place
 from nearsay.report.markup import Section, joined, paragraph
 from nearsay.report.page import fill
 from nearsay.report.sections import cost, experiment
-from nearsay.training.display import counted
+from nearsay.training.progress import counted
 
 
 def render(findings: Findings) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from nearsay.report.folders import FinishedRun, each_once, read_run
 from nearsay.report.groups import Group, group_runs
-from nearsay.training.display import counted, plain
+from nearsay.training.progress import counted, plain
 
 OTHER_JUDGES = (
     "these runs were judged by different labels, which makes cleaned ones look better; nearsay evaluate with --data "

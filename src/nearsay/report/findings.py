@@ -12,7 +12,7 @@ from nearsay.batch import Files
 from nearsay.label_issues import Audit
 from nearsay.report.comparison import Comparison
 from nearsay.report.pictures import Album
-from nearsay.training.display import plain
+from nearsay.training.progress import plain
 
 UNNAMED = "no label"
 

@@ -11,7 +11,7 @@ from nearsay.report import charts
 from nearsay.report.comparison import source
 from nearsay.report.findings import Findings, known, percent_text
 from nearsay.report.markup import Section, figure, joined, panels, paragraph, strong, table, terms
-from nearsay.training.display import counted
+from nearsay.training.progress import counted
 
 _CONFUSED = "Which labels are confused"
 NUM_BINS = 20

@@ -12,7 +12,7 @@ from nearsay import __version__
 from nearsay.report.comparison import compare
 from nearsay.report.markup import Section
 from nearsay.report.sections import SECTIONS
-from nearsay.training.display import plain
+from nearsay.training.progress import plain
 
 
 def render(runs: Sequence[Path], *, title: str, split: str | None = None) -> str:

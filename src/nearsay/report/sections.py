@@ -19,7 +19,7 @@ from nearsay.report.folders import FinishedRun
 from nearsay.report.groups import Group, Spread, single
 from nearsay.report.markup import Section, figure, joined, panels, paragraph, table, terms
 from nearsay.report.summary import summary
-from nearsay.training.display import counted
+from nearsay.training.progress import counted
 
 NUM_BINS = 20
 MOST_CLASSES = 20  # of a heat map that can still be read

@@ -5,7 +5,7 @@ from markupsafe import Markup
 from nearsay.report.comparison import Comparison, judges_differ, split_text
 from nearsay.report.groups import Group, Spread
 from nearsay.report.markup import Section, joined, paragraph, strong, terms
-from nearsay.training.display import counted
+from nearsay.training.progress import counted
 
 METHODS = {  # for readers who do not know their names
     "standard": "plain training with cross-entropy, which believes every label",

@@ -8,7 +8,7 @@ from nearsay.batch import Files
 from nearsay.data.images import why_unreadable
 from nearsay.report.findings import UNNAMED, Findings, percent_text, picture, score_text
 from nearsay.report.markup import Section, joined, paragraph, table
-from nearsay.training.display import counted, plain
+from nearsay.training.progress import counted, plain
 
 MOST_SUSPECTS = 100
 _NUM_NEIGHBORS = 5

@@ -11,7 +11,7 @@ from nearsay.config import ConfigError
 
 if TYPE_CHECKING:
     from nearsay.reproduce.running import Reproduced
-    from nearsay.training.display import Display
+    from nearsay.training.progress import Display
 
 NAMES = ("baselines", "realistic", "cifar", "batch-size", "ablation", "confidence", "similarity")
 """What can be reproduced: four tables, then three figures."""

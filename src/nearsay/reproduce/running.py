@@ -17,8 +17,8 @@ from nearsay.reproduce.cells import Cell, Data, call
 from nearsay.reproduce.plans import TABLES, plan
 from nearsay.reproduce.printing import write_table
 from nearsay.reproduce.runs import Runs
-from nearsay.training.display import Display
 from nearsay.training.loop import train
+from nearsay.training.progress import Display
 from nearsay.training.system import one_thread
 
 

@@ -21,10 +21,11 @@ from nearsay import config
 from nearsay.batch import Files, Labels, are_pictures
 from nearsay.data import tables
 from nearsay.data.images import decode
+from nearsay.data.labels_file import digest_inputs, digest_names, recorded_digest
 from nearsay.errors import BAD_DATA, ImageError, RunError, one_line
 from nearsay.experiment import Experiment
 from nearsay.training.run_folder import read_origin
-from nearsay.training.splits import digest_inputs, digest_names, open_train, recorded_digest
+from nearsay.training.splits import open_train
 
 # Pixels of the longer side, at most.
 LARGE, SMALL = 1024, 160

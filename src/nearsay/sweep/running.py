@@ -28,8 +28,8 @@ from nearsay.errors import (
 )
 from nearsay.sweep.planning import Planned
 from nearsay.training.checkpoints import Run
-from nearsay.training.display import Display
 from nearsay.training.loop import train
+from nearsay.training.progress import Display
 from nearsay.training.run_folder import check_relabeled, check_same, is_whole, read_result
 from nearsay.training.system import PARENT, signals
 

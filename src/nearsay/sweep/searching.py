@@ -18,7 +18,7 @@ from nearsay.config import ConfigError
 from nearsay.errors import LOCKED, USAGE, Stopped, StorageError, first_line
 from nearsay.sweep.planning import Choice, Planned, Space, plan
 from nearsay.sweep.running import Outcome, run_each
-from nearsay.training.display import Display
+from nearsay.training.progress import Display
 from nearsay.training.run_folder import read_result
 
 if TYPE_CHECKING:  # an extra

@@ -1,7 +1,8 @@
-"""The run folder: what one command leaves for the next, written so that no crash, full disk or second run can spoil it.
+"""Checkpoints, and the lock and the files of a run folder, written so that no crash can spoil them.
 
-A file appears under its name only when it is whole: it is written beside under a temporary name, flushed to disk and
-renamed. A checkpoint carries the SHA-256 of all it holds, and the newest one that is right wins.
+A file appears under its name only when it is whole: it is written beside it under a temporary name,
+flushed to disk and renamed. A checkpoint holds the SHA-256 of its content, and the newest one that
+is undamaged is loaded. The lock of a folder keeps a second process out.
 """
 
 import errno
@@ -25,96 +26,95 @@ from torch import Tensor
 from nearsay.errors import BAD_DATA, CANNOT_CREATE, IO_FAILED, LOCKED, RunError
 from nearsay.files import draft_of
 
-COPY = "copy the run to another folder and use that"  # where a command writes beside what it reads
-KEPT = 2  # checkpoints: the newest, and the one to fall back to
-_TENSORS, _STATE = (
-    "tensors.safetensors",
-    "state.json",
-)  # what a checkpoint holds beside its manifest
-_LEFTOVER = re.compile(
-    r"\.probe-\d+|\..+\.\d+\.partial|\.step-\d+\.partial"
-)  # names that only we give
+# The cure if a command cannot write into the folder that it reads.
+COPY = "copy the run to another folder and use that"
+# Checkpoints to keep: the newest, and the one before in case the newest is damaged.
+_NUM_KEPT = 2
+# The files of a checkpoint beside its manifest.
+_TENSORS, _STATE = "tensors.safetensors", "state.json"
+# Temporary names that only this module gives.
+_LEFTOVER = re.compile(r"\.probe-\d+|\..+\.\d+\.partial|\.step-\d+\.partial")
 
 
 class Checkpoint(NamedTuple):
-    """All that a training needs to go on as if nothing had happened."""
+    """Everything that a training needs to continue as if it had not been interrupted."""
 
     step: int
     tensors: dict[str, Tensor]
-    state: dict[str, Any]  # what JSON can hold: Any is its type
-    damaged: tuple[str, ...] = ()  # newer checkpoints that had to be passed over, and why
+    # What JSON can hold.
+    state: dict[str, Any]
+    # Newer checkpoints that are damaged, with the reason.
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that this process alone may write to; made by `open_run`."""
+    """A run folder that this process has locked for writing; made by `open_run`."""
 
     path: Path
-    _damaged: set[Path] = field(
-        default_factory=set, init=False, repr=False, compare=False
-    )  # as `load` has found
+    # Checkpoints that `load` could not read.
+    _damaged: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """`name` in the folder, in one piece."""
-        write_whole(
-            self.path / name, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
-        )
+        """Write `name` in the folder, whole or not at all."""
+        content = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
+        write_whole(self.path / name, content)
+
+    @property
+    def log(self) -> Path:
+        """The log, one line of JSON per epoch."""
+        return self.path / "log.jsonl"
 
     def log_end(self) -> int:
-        """Where the log ends, to be kept in a checkpoint."""
-        log = self.path / "log.jsonl"
-        return log.stat().st_size if log.exists() else 0
+        """The size of the log, for a checkpoint."""
+        return self.log.stat().st_size if self.log.exists() else 0
 
     def append_log(self, entry: Mapping[str, Any]) -> None:
-        """One more line of `log.jsonl`."""
+        """Add a line to the log."""
         line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
-        with (
-            _explained(self.path / "log.jsonl", len(line)),
-            open(self.path / "log.jsonl", "ab") as log,
-        ):
-            log.write(line)
+        with _explained(self.log, len(line)), open(self.log, "ab") as file:
+            file.write(line)
 
     def read_log(self, end: int | None = None) -> list[dict[str, Any]]:
-        """The lines of `log.jsonl` that end before `end`; RunError if one of them is none of ours."""
-        path = self.path / "log.jsonl"
+        """The lines of the log before byte `end`; RunError if one is not a JSON object."""
+        content = self.log.read_bytes()[:end] if self.log.exists() else b""
         entries = []
-        for number, line in enumerate(
-            path.read_bytes()[:end].splitlines() if path.exists() else (), start=1
-        ):
+        for number, line in enumerate(content.splitlines(), start=1):
             try:
                 entry = json.loads(line)
                 if not isinstance(entry, dict):
-                    raise ValueError("it is no JSON object")
+                    raise ValueError("it is not a JSON object")
             except (ValueError, RecursionError) as error:
-                told = f"line {number} of {path} cannot be read ({error})"
                 raise RunError(
-                    f"{told}; restore it, or start again in another folder", BAD_DATA
+                    f"line {number} of {self.log} cannot be read: {error}. "
+                    "Restore the file, or start again in another folder.",
+                    BAD_DATA,
                 ) from error
             entries.append(entry)
         return entries
 
     def cut_log(self, end: int) -> None:
-        """Forget what was logged after the checkpoint from which the run goes on; RunError if some of it is missing."""
+        """Remove what was logged after a checkpoint; RunError if lines before it are missing."""
         if self.log_end() < end:
             raise RunError(
-                f"{self.path / 'log.jsonl'} has {self.log_end()} bytes, but {end} were written before the checkpoint; "
-                "restore it, or start again in another folder",
+                f"{self.log} must have {end} bytes or more, as at the last checkpoint, got "
+                f"{self.log_end()}. Restore it, or start again in another folder.",
                 BAD_DATA,
             )
-        self.read_log(end)  # rather now than after the last step
+        # Find damage now and not after the last step.
+        self.read_log(end)
         if self.log_end() > end:
-            with _explained(self.path / "log.jsonl"):
-                os.truncate(self.path / "log.jsonl", end)
+            with _explained(self.log):
+                os.truncate(self.log, end)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint; older ones go only after this one has been read back and found right."""
+        """Write a checkpoint; older ones are removed after this one was read back and is right."""
         folder = self.path / "checkpoints"
         final, draft = folder / _name(step), folder / f".{_name(step)}.partial"
-        whole = {
-            name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()
-        }
+        # Clones, because tensors may share memory, which safetensors refuses.
+        copies = {name: part.detach().cpu().contiguous().clone() for name, part in tensors.items()}
         files = {
-            _TENSORS: safetensors.torch.save(whole),
+            _TENSORS: safetensors.torch.save(copies),
             _STATE: json.dumps(state, ensure_ascii=False).encode(),
         }
         files["manifest.json"] = _manifest(step, files)
@@ -123,17 +123,15 @@ class Run:
             with _explained(final, need):
                 folder.mkdir(exist_ok=True)
                 self._flush_log()
-                free = shutil.disk_usage(folder).free
-                if free < need:
+                if shutil.disk_usage(folder).free < need:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir()
                 for name, content in files.items():
                     _write_flushed(draft / name, content)
                 flush_folder(draft)
-                if (
-                    final.exists()
-                ):  # the same step was reached before the crash that brought us back
+                # The same step was reached before the crash from which the run resumed.
+                if final.exists():
                     shutil.rmtree(final)
                 draft.rename(final)
                 flush_folder(folder)
@@ -141,38 +139,44 @@ class Run:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         self._damaged.discard(final)
-        kept = [path for path in self.checkpoints() if path not in self._damaged][:KEPT]
-        for old in self.checkpoints():
-            if old not in kept:
-                shutil.rmtree(old, ignore_errors=True)
+        self._remove_old()
         return final
 
+    def _remove_old(self) -> None:
+        """Remove all checkpoints but the newest; damaged ones do not count among those."""
+        num_sound = 0
+        for path in self.checkpoints():
+            is_sound = path not in self._damaged
+            num_sound += is_sound
+            if not is_sound or num_sound > _NUM_KEPT:
+                shutil.rmtree(path, ignore_errors=True)
+
     def _flush_log(self) -> None:
-        """No checkpoint is on the disk before the lines of the log that it counts on, or power may fail in between."""
-        if (self.path / "log.jsonl").exists():
-            with open(self.path / "log.jsonl", "rb") as log:
-                os.fsync(log.fileno())
+        """Put the log on the disk before the checkpoint that needs it, in case power fails."""
+        if self.log.exists():
+            with open(self.log, "rb") as file:
+                os.fsync(file.fileno())
         flush_folder(self.path)
 
     def checkpoints(self) -> list[Path]:
-        """Folders of checkpoints, right or damaged, the newest first; RunError if nobody can tell which there are."""
+        """The folders of checkpoints, damaged or not, the newest first."""
         folder = self.path / "checkpoints"
         try:
             names = os.listdir(folder)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and not folder.is_symlink():
-                return []
-            reason = (
-                "the link leads nowhere" if isinstance(error, FileNotFoundError) else error.strerror
-            )
+            reason = error.strerror
+            if isinstance(error, FileNotFoundError):
+                if not folder.is_symlink():
+                    return []
+                reason = "the target of the link does not exist"
             raise RunError(
-                f"cannot look into {folder}: {reason}; nothing was changed", IO_FAILED
+                f"{folder} cannot be read: {reason}. Nothing was changed.", IO_FAILED
             ) from error
-        found = [name for name in names if re.fullmatch("step-[0-9]+", name)]
-        return [folder / name for name in sorted(found, key=lambda name: -int(name[5:]))]
+        steps = [name for name in names if re.fullmatch("step-[0-9]+", name)]
+        return [folder / name for name in sorted(steps, key=lambda name: -int(name[5:]))]
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is right, None if there is none at all; RunError (65) if all are damaged."""
+        """The newest undamaged checkpoint, None if there is none; RunError if all are damaged."""
         damaged: list[str] = []
         for path in self.checkpoints():
             try:
@@ -182,8 +186,8 @@ class Run:
                 self._damaged.add(path)
         if damaged:
             raise RunError(
-                f"no checkpoint in {self.path} can be used ({'; '.join(damaged)}); nothing was deleted, "
-                "restore one of them or start again in another folder",
+                f"every checkpoint in {self.path} is damaged ({'; '.join(damaged)}). "
+                "Restore one, or start again in another folder.",
                 BAD_DATA,
             )
         return None
@@ -191,47 +195,45 @@ class Run:
 
 @contextmanager
 def open_run(path: Path, *, cure: str = "choose another folder with --out") -> Iterator[Run]:
-    """The folder, made if need be, writable and locked; RunError, with a cure, if it cannot be.
+    """Make the folder if needed, test that it is writable, and lock it; RunError with the cure.
 
-    What was made here is removed again if an error comes before the folder is that of a run.
+    Folders that were made here are removed again if an error comes before a run is in them.
     """
     try:
-        str(path).encode()  # or what is written there could not be read again
-        made = [each for each in (path, *path.parents) if not each.exists()]
+        # A name that is not UTF-8 could be written into the run but not be read again.
+        str(path).encode()
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe-{os.getpid()}"
         _write_flushed(probe, b"")
-        probe.unlink(missing_ok=True)  # who holds the lock may have cleared it away
-    except OSError as error:
-        raise RunError(
-            f"cannot write into {path}: {error.strerror}; {cure}", CANNOT_CREATE
-        ) from error
-    except UnicodeEncodeError as error:
-        raise RunError(
-            f"cannot write into {path}: its name is not UTF-8; {cure}", CANNOT_CREATE
-        ) from error
-    _check_written_in_place(path)
+        # The process that holds the lock may have removed it.
+        probe.unlink(missing_ok=True)
+    except (OSError, UnicodeEncodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name is not UTF-8"
+        raise RunError(f"cannot write into {path}: {reason}; {cure}", CANNOT_CREATE) from error
+    _check_regular_files(path)
     is_first = not (path / ".lock").exists()
     with _explained(path / ".lock"):
-        opened = open(path / ".lock", "a+b", buffering=0)  # noqa: SIM115  # nothing is left to be written on closing
+        opened = open(path / ".lock", "a+b", buffering=0)  # noqa: SIM115
     with opened as lock:
         _take(lock, path, cure)
         try:
-            _clear(path)
+            _remove_leftovers(path)
             yield Run(path)
         except BaseException:
-            with suppress(OSError):  # it is in nobody's way
+            # What cannot be removed does no harm.
+            with suppress(OSError):
                 if is_first and not (path / "experiment.json").exists():
                     (path / ".lock").unlink()
-                    for each in made:
-                        each.rmdir()
+                    for folder in made:
+                        folder.rmdir()
             raise
         finally:
             lock.truncate(0)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """The file with this content, or as it was before."""
+    """Write the file, or leave it as it was."""
     with _explained(path, len(content)), draft_of(path) as draft:
         _write_flushed(draft, content)
         draft.replace(path)
@@ -239,19 +241,20 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint of which every byte is as it was written; ValueError says what is not."""
+    """A checkpoint, checked byte by byte; ValueError says what is damaged."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         step, hashes, seal = manifest["step"], manifest["sha256"], manifest["seal"]
         if not isinstance(step, int) or not isinstance(hashes, dict):
-            raise TypeError("it does not say which files are in it")
+            raise TypeError("step or sha256 has another type")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("its manifest cannot be read") from error
     if seal != _seal(step, hashes):
         raise ValueError("its manifest is damaged")
     if path.name != _name(step):
         raise ValueError(f"it is the checkpoint of step {step} under another name")
-    if hashes.keys() != {_TENSORS, _STATE}:  # a name could lead anywhere
+    # Another name could lead to any file.
+    if hashes.keys() != {_TENSORS, _STATE}:
         raise ValueError("its manifest names other files than a checkpoint has")
     contents = {}
     for name, expected in hashes.items():
@@ -259,26 +262,22 @@ def read(path: Path) -> Checkpoint:
         if hashlib.sha256(contents[name]).hexdigest() != expected:
             raise ValueError(f"{name} is damaged")
     try:
-        return Checkpoint(
-            step, safetensors.torch.load(contents[_TENSORS]), json.loads(contents[_STATE])
-        )
+        tensors, state = safetensors.torch.load(contents[_TENSORS]), json.loads(contents[_STATE])
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError("it holds something else than tensors and their state") from error
+    return Checkpoint(step, tensors, state)
 
 
-def _check_written_in_place(path: Path) -> None:
-    """Refuse a folder in which what is written to in place is no file of its own: a link may lead to anybody's."""
+def _check_regular_files(path: Path) -> None:
+    """Refuse links as files that are written in place: they may lead to any file."""
     for name in (".lock", "log.jsonl"):
-        found = path / name
-        if os.path.lexists(found) and (found.is_symlink() or not found.is_file()):
-            raise RunError(
-                f"{found} is a link, or no regular file, and would be written to; remove it",
-                CANNOT_CREATE,
-            )
+        file = path / name
+        if os.path.lexists(file) and (file.is_symlink() or not file.is_file()):
+            raise RunError(f"{file} must be a regular file. Remove it.", CANNOT_CREATE)
 
 
 def _take(lock: IO[bytes], path: Path, cure: str) -> None:
-    """Lock the open file; the lock goes with the process, and forked workers do not inherit it."""
+    """Lock the open file. The lock ends with the process; forked workers do not inherit it."""
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -294,15 +293,16 @@ def _take(lock: IO[bytes], path: Path, cure: str) -> None:
         lock.write(owner.encode())
 
 
-def _clear(path: Path) -> None:
-    """Remove what processes that were killed have left under temporary names."""
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files that killed processes have left."""
     for leftover in (*path.glob(".*"), *path.glob("*/.*.partial")):
         if not _LEFTOVER.fullmatch(leftover.name):
             continue
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
-            with suppress(OSError):  # it is in nobody's way
+            # What cannot be removed does no harm.
+            with suppress(OSError):
                 leftover.unlink()
 
 
@@ -327,7 +327,7 @@ def _write_flushed(path: Path, content: bytes) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """A new name is on the disk only when its folder is."""
+    """Flush the names in a folder: a new file is on the disk only when its folder is."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -337,18 +337,13 @@ def flush_folder(path: Path) -> None:
 
 @contextmanager
 def _explained(path: Path, need: int = 0) -> Iterator[None]:
-    """Turn what the system says of a failed write into a sentence."""
+    """Turn the error of a failed write into a RunError with the reason."""
     try:
         yield
     except OSError as error:
+        reason = f"cannot write {path}: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(
-                path.parent if path.parent.exists() else path.parent.parent
-            ).free
-            raise RunError(
-                f"the disk is full: {path} needs {need} bytes and {free} are free; what was saved before is kept",
-                IO_FAILED,
-            ) from error
-        raise RunError(
-            f"cannot write {path}: {error.strerror}; what was saved before is kept", IO_FAILED
-        ) from error
+            place = path.parent if path.parent.exists() else path.parent.parent
+            free = shutil.disk_usage(place).free
+            reason = f"the disk is full: {path} needs {need} bytes and {free} are free"
+        raise RunError(f"{reason}. What was saved before is kept.", IO_FAILED) from error

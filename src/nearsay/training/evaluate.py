@@ -12,14 +12,19 @@ from safetensors import SafetensorError
 from nearsay import metrics
 from nearsay.batch import Dataset, Files, Labels, Predictions, Split
 from nearsay.data import Cifar10, Cifar100, Embeddings, Folder, Manifest
+from nearsay.data.labels_file import recorded_rows
 from nearsay.errors import BAD_DATA, NoSplit, RunError
 from nearsay.experiment import Experiment
-from nearsay.training.display import counted
-from nearsay.training.outcome import wrong_labels
-from nearsay.training.predictions import check_predictions, load_predictions
-from nearsay.training.progress import percent
-from nearsay.training.run_folder import predict_run, read_experiment, read_labels
-from nearsay.training.splits import are_in_doubt, open_splits, recorded_rows, truth
+from nearsay.training.metrics import measure_train
+from nearsay.training.predict import predict_run
+from nearsay.training.progress import counted, percent
+from nearsay.training.run_folder import (
+    check_predictions,
+    load_predictions,
+    read_experiment,
+    read_labels,
+)
+from nearsay.training.splits import are_in_doubt, open_splits, truth
 
 
 def evaluate(
@@ -171,7 +176,7 @@ def _detection(folder: Path, labels: Labels) -> dict[str, float | None] | None:
     if labels.clean is None or not path.is_file():
         return None
     seen = _trained_on(folder, _read_predictions(path, labels))
-    found: dict[str, float | None] | None = wrong_labels(seen, labels, seen.indices)["detection"]
+    found: dict[str, float | None] | None = measure_train(seen, labels, seen.indices)["detection"]
     return found
 
 

@@ -1,7 +1,11 @@
-"""The loop, which makes a run folder of an experiment; read this first.
+"""The training loop, which makes a run folder of an experiment; read this file first.
 
-A run can be killed at any moment and goes on from its last checkpoint when `train` is called again; on a CPU it ends
-with the very bytes of a run that was never interrupted, log included.
+    train               experiment -> run folder, or the result of a finished one
+      _Training.go      resume, then for each step: rows -> Step -> log, evaluate, save
+      _Training._finish predictions, dynamics, weights and result.json
+
+A run may be killed at any moment. When `train` is called again, it resumes from the last
+checkpoint; on a CPU the result and the log are byte-identical to those of an uninterrupted run.
 """
 
 import json
@@ -16,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from nearsay import __version__, config, distributed, metrics, optim
 from nearsay.batch import Files, Predictions
-from nearsay.data.loader import Lost
+from nearsay.data.loader import Lost, Rows
 from nearsay.errors import BAD_DATA, BadImage, NotFinite, RunError, Stopped
 from nearsay.experiment import Experiment
 from nearsay.noise import describe
 from nearsay.sealed import pack_sealed
-from nearsay.training.checkpoints import Checkpoint, Run, open_run, write_whole
-from nearsay.training.display import Display, Progress, Silent
-from nearsay.training.feed import Feed
-from nearsay.training.outcome import pack_networks, propagate, summarize, wrong_labels
-from nearsay.training.predict import Pass
+from nearsay.training.checkpoints import Run, open_run, write_whole
+from nearsay.training.metrics import measure_splits, measure_train, summarize_accuracy
+from nearsay.training.predict import Pass, pack_networks, propagate_in_run
+from nearsay.training.progress import Display, Progress, Silent
 from nearsay.training.run_folder import check_relabeled, check_same, claim, is_whole, read_result
-from nearsay.training.splits import open_splits
+from nearsay.training.splits import Feed, open_splits
 from nearsay.training.step import Setting, Step, make_learners, observe_, restore
 from nearsay.training.system import (
     Clock,
@@ -43,18 +47,16 @@ from nearsay.training.system import (
     signals,
 )
 
-_LARGE = 128  # pixels, from which on a CPU is slow
-_COMPILE_FROM = 10_000_000  # images: below that, compiling takes longer than it saves
-_OWN = (
-    "generator.",
-    "own.",
-)  # what the names of tensors begin with of which each process has its own
-_LEARNED = (
-    "network",
-    "optimizer",
-    "average",
-)  # what the names of tensors begin with that must stay finite
-_CALIBRATION = 16  # batches to measure the statistics of averaged weights on
+# Images of this height and width take long on a CPU.
+_LARGE_IMAGE = 128
+# With fewer images in the whole run, compiling takes longer than it saves.
+_COMPILE_FROM = 10_000_000
+# Batches on which the statistics of averaged weights are measured.
+_NUM_CALIBRATION = 16
+# Tensors of a checkpoint that every process has for itself, by the start of their names.
+_OWN = ("generator.", "own.")
+# Tensors that must be finite in a checkpoint.
+_LEARNED = ("network", "optimizer", "average")
 
 
 def train(
@@ -64,34 +66,42 @@ def train(
     origin: Mapping[str, Any] | None = None,
     display: Display | None = None,
 ) -> dict[str, Any]:
-    """Run the experiment in `folder`, or go on where it was left; returns what `result.json` says.
+    """Run the experiment in `folder`, or resume it there; returns the content of result.json.
 
-    `origin` is what `config` calls the experiment by, so that other commands can make it again.
+    Args:
+        experiment: What to train.
+        folder: The run folder; it is made if it does not exist.
+        origin: The recipe and its arguments, so that other commands can make the experiment again.
+        display: What shows the progress; by default nothing does.
     """
     folder = Path(folder)
     launch, machine = distributed.launch(), experiment.machine
-    display = display if display is not None and launch.rank == 0 else Silent()
+    if display is None or launch.rank > 0:
+        display = Silent()
     device = machine.find_device(launch.local_rank)
     with (
         distributed.joined(device, machine.timeout),
+        # The first process alone writes into the folder.
         open_run(folder) if distributed.rank() == 0 else nullcontext() as run,
         signals() as received,
         backend(machine, device, experiment.seed + distributed.rank()),
     ):
+        result = None
         if run is not None:
             check_same(run, experiment)
-            finished = read_result(run.path) if is_whole(run.path) else None
-            if finished is not None:
-                check_relabeled(run, experiment)
-                display.end(finished)
-        else:
-            finished = None
-        if distributed.share("" if finished is None else "finished", device):
-            return finished or {}
+            if is_whole(folder):
+                result = read_result(folder)
+        if run is not None and result is not None:
+            check_relabeled(run, experiment)
+            display.end(result)
+        if distributed.share("" if result is None else "finished", device):
+            return result or {}
         training = _Training(experiment, folder, run, device, display)
-        claimed = claim(run, experiment, training.splits, origin) if run else ()
-        for told in (*training.splits.notes, *training.doubts(), *claimed):
-            display.note(told)
+        notes = [*training.splits.notes, *training.notes()]
+        if run is not None:
+            notes += claim(run, experiment, training.splits, origin)
+        for note in notes:
+            display.note(note)
         return training.go(received)
 
 
@@ -106,184 +116,288 @@ class _Training:
         device: torch.device,
         display: Display,
     ) -> None:
-        self.experiment, self.folder, self.run, self.device, self.display = (
-            experiment,
-            folder,
-            run,
-            device,
-            display,
-        )
+        self.experiment, self.folder, self.run = experiment, folder, run
+        self.device, self.display = device, display
         self.splits = open_splits(experiment)
         self.feed = Feed(experiment, self.splits, device)
         self.order = self.feed.order
         self.num_per_epoch = experiment.batches_per_epoch or self.order.batches_per_pass
         self.num_steps = max(1, round(experiment.epochs * self.num_per_epoch))
-        self.step = self._prepare()
+        self.step = self._make_step()
+        # What the loss computes in this epoch; the loss names it.
         self.phase = ""
-        self.skipped: dict[str, None] = {}  # why images were left out; a set in order
+        # Why images were left out, in order and each reason once.
+        self.skipped: dict[str, None] = {}
         self.lost = Lost(self.order.batches_per_pass * self.order.batch_size)
-        self.began, self.clock = time.perf_counter(), Clock(self.order.batch_size)
+        self.began = self.saved_at = time.perf_counter()
+        self.clock = Clock(self.order.batch_size)
 
-    def doubts(self) -> list[str]:
-        """What may not have been meant: what is chosen, but never takes place, and what takes very long."""
-        chosen, last, told = (
-            self.experiment.objective,
-            (self.num_steps - 1) // self.num_per_epoch,
-            [],
-        )
-        start = getattr(
-            chosen, "start_epoch", None
-        )  # of an objective that has one; it may be found by itself
-        if isinstance(start, float | int) and start > last:
-            told.append(
-                f"start_epoch={start:g} of {type(chosen).__name__} is never reached in epochs="
-                f"{self.experiment.epochs:g}, so that what begins there has no part in this run; start earlier, or "
-                "train for longer"
-            )
-        size = self.experiment.image_size
-        if self.device.type == "cpu" and isinstance(self.splits.inputs, Files) and size >= _LARGE:
-            # A network of timm has no width, and weights to start from fit one width only.
-            is_free = hasattr(self.experiment.backbone, "width") and self.experiment.init is None
-            cure = f"size=64{' --set backbone.width=16' if is_free else ''} is faster, where the recipe takes size="
-            told.append(f"images of {size} x {size} pixels take long without a GPU; {cure}")
-        return told
-
-    def _prepare(self) -> Step:
-        """Networks, and the step that brings them together with the data."""
-        experiment, splits, machine, device = (
-            self.experiment,
-            self.splits,
-            self.experiment.machine,
-            self.device,
-        )
+    def _make_step(self) -> Step:
+        """The networks, and the step that trains them."""
+        experiment, splits, device = self.experiment, self.splits, self.device
+        machine, labels = experiment.machine, splits.labels
         example = splits.example(experiment.image_size)
-        learners = make_learners(
-            experiment, len(splits.labels.given), len(splits.labels.classes), example, device
-        )
-        captures = (
-            device.type == "cuda" and distributed.num_processes() == 1
-            if machine.capture is None
-            else machine.capture
-        )
-        is_long = self.num_steps * self.order.batch_size >= _COMPILE_FROM
-        labels = splits.labels
-        trained = replace(
-            labels, given=labels.given[splits.train], clean=None
-        )  # held-out labels weigh nothing
-        weights = (
-            optim.class_weights(trained)
-            if experiment.class_weights
-            else torch.ones(len(labels.classes))
-        )
-        given = [labels.given, labels.given if splits.other_given is None else splits.other_given][
-            : experiment.networks
-        ]
+        num_examples, num_classes = len(labels.given), len(labels.classes)
+        learners = make_learners(experiment, num_examples, num_classes, example, device)
+
+        # Collectives are not captured, and compiling pays off in long runs only.
+        is_gpu, is_alone = device.type == "cuda", distributed.num_processes() == 1
+        captures, compiles = machine.capture, machine.compile
+        if captures is None:
+            captures = is_alone
+        if compiles is None:
+            compiles = is_gpu and self.num_steps * self.order.batch_size >= _COMPILE_FROM
+
+        label_weights = torch.ones(num_classes)
+        if experiment.class_weights:
+            # Held-out labels have no part in the weights.
+            trained = replace(labels, given=labels.given[splits.train], clean=None)
+            label_weights = optim.class_weights(trained)
+        given = [labels.given]
+        if experiment.networks == 2:
+            given.append(labels.given if splits.other_given is None else splits.other_given)
         setting = Setting(
             source=self.feed.source,
-            given=tuple(
-                each.to(device, copy=True) for each in given
-            ),  # propagation writes into them
-            label_weights=weights.to(device),
+            # Copies, because propagation writes into them.
+            given=tuple(part.to(device, copy=True) for part in given),
+            label_weights=label_weights.to(device),
             batches_per_epoch=self.num_per_epoch,
             batches_per_pass=self.order.batches_per_pass,
             is_cut=self.feed.is_cut,
             device=device,
             dtype=machine.find_dtype(device),
-            captures=captures and device.type == "cuda",
-            compiles=device.type == "cuda" and is_long
-            if machine.compile is None
-            else machine.compile,
+            captures=captures and is_gpu,
+            compiles=compiles,
         )
         return Step(experiment, setting, learners)
+
+    def notes(self) -> list[str]:
+        """Choices that the user may not have meant: without effect, or very slow."""
+        experiment, notes = self.experiment, []
+        last_epoch = (self.num_steps - 1) // self.num_per_epoch
+        # Some losses have a start, and some of these find it by themselves ("auto").
+        start = getattr(experiment.objective, "start_epoch", None)
+        if isinstance(start, float | int) and start > last_epoch:
+            notes.append(
+                f"start_epoch={start:g} of {type(experiment.objective).__name__} is never reached "
+                f"in epochs={experiment.epochs:g}; start earlier, or train for longer"
+            )
+        size, are_files = experiment.image_size, isinstance(self.splits.inputs, Files)
+        if self.device.type == "cpu" and are_files and size >= _LARGE_IMAGE:
+            cure = "size=64"
+            # Networks of timm have no width, and weights to start from fit one width only.
+            if hasattr(experiment.backbone, "width") and experiment.init is None:
+                cure += " --set backbone.width=16"
+            notes.append(
+                f"images of {size} x {size} pixels take long without a GPU; {cure} is faster, if "
+                "the recipe takes size="
+            )
+        return notes
 
     def go(self, received: list[int]) -> dict[str, Any]:
         """From the last checkpoint, or from the beginning, to the end."""
         start = self._resume()
         self.display.begin(self._facts(start))
-        self.clock.restart(
-            start
-        )  # steps of an earlier process were not done in the time of this one
-        saved, is_stopped = time.perf_counter(), False
+        # Steps of an earlier process do not count as done in the time of this one.
+        self.clock.restart(start)
+        self.saved_at = time.perf_counter()
+        steps = range(start, self.num_steps)
         with self.feed.explained():
-            steps = range(start, self.num_steps)
             for number, rows in zip(steps, self.feed.rows(steps), strict=True):
                 if number % self.num_per_epoch == 0:
-                    self.phase = self.experiment.objective.phase(
-                        number / self.num_per_epoch, self.step.learners[0].state
-                    )
-                self.lost.count(
-                    len(rows.indices), reasons := [reason for _, reason in rows.problems]
-                )
-                self._check_images(reasons)
+                    epoch, state = number / self.num_per_epoch, self.step.learners[0].state
+                    self.phase = self.experiment.objective.phase(epoch, state)
+                self._check_rows(rows)
                 self.step(rows, self.phase)
-                done = number + 1
-                is_epoch = done % self.num_per_epoch == 0 or done == self.num_steps
-                if self.clock.is_due(done) or is_epoch:
-                    self._look(done)
-                if is_epoch:
-                    self._end_epoch(done)
-                is_stopped, is_time = distributed.agreed(
-                    [bool(received), self._wants_checkpoint(done, saved)], self.device
-                )
-                if is_stopped or is_time or done == self.num_steps:
-                    self._save(done)
-                    saved = time.perf_counter()
-                if is_stopped and done < self.num_steps:
-                    raise Stopped(received[0] if received else signal.SIGTERM, self.folder)
+                self._after_step(number + 1, received)
         return self._finish()
 
-    def _wants_checkpoint(self, done: int, saved: float) -> bool:
+    def _after_step(self, done: int, received: list[int]) -> None:
+        """Show, log, evaluate and save, when it is time for each; stop after a signal."""
+        is_last = done == self.num_steps
+        is_epoch_end = is_last or done % self.num_per_epoch == 0
+        if self.clock.is_due(done) or is_epoch_end:
+            self._look(done)
+        if is_epoch_end:
+            self._end_epoch(done)
+        # A signal or a clock of one process decides for all of them.
+        is_stopped, is_due = distributed.agreed(
+            [bool(received), self._is_checkpoint_due(done)], self.device
+        )
+        if is_stopped or is_due or is_last:
+            self._save(done)
+            self.saved_at = time.perf_counter()
+        if is_stopped and not is_last:
+            raise Stopped(received[0] if received else signal.SIGTERM, self.folder)
+
+    def _is_checkpoint_due(self, done: int) -> bool:
         machine = self.experiment.machine
         if machine.checkpoint_steps is not None:
             return done % machine.checkpoint_steps == 0
-        return distributed.rank() == 0 and time.perf_counter() - saved >= machine.checkpoint_seconds
+        seconds = time.perf_counter() - self.saved_at
+        return distributed.rank() == 0 and seconds >= machine.checkpoint_seconds
 
-    def _resume(self) -> int:
-        """Bring back the last checkpoint; the number of steps that are done."""
-        found = self.run.load() if self.run is not None else None
-        state = json.loads(
-            distributed.share(json.dumps(None if found is None else found.state), self.device)
+    # Watching a run
+
+    def _look(self, done: int) -> None:
+        """Wait for the device, check that everything is finite, and show the progress."""
+        if not self.step.is_fine.item():
+            self._stop_not_finite(int(self.step.bad_step.item()))
+        self.clock.look(done)
+        rate = self.clock.rate
+        left = (self.num_steps - done) * self.order.batch_size / rate if rate else math.inf
+        epoch, num_epochs = done / self.num_per_epoch, self.experiment.epochs
+        terms = self.step.means()
+        self.display.step(Progress(done, self.num_steps, epoch, num_epochs, rate, left, terms))
+
+    def _stop_not_finite(self, step: int) -> None:
+        """Name the examples of the first step that was not finite, and end the run."""
+        examples = self.order.batch(step).tolist()
+        inputs = self.splits.inputs
+        epoch, path = step / self.num_per_epoch, self.folder / "not_finite.json"
+        if self.run is not None:
+            facts = {"step": step, "epoch": epoch, "examples": examples, "names": []}
+            if isinstance(inputs, Files):
+                facts["names"] = [inputs.names[index] for index in examples]
+            self.run.write_json(path.name, facts)
+        raise NotFinite(
+            f"the loss, its gradient or a weight was not finite at step {step} (epoch "
+            f"{epoch:.2f}); {path} names its examples. The last checkpoint is kept. Try a lower "
+            "optimizer.lr, clip=1, or machine.precision=float32."
         )
-        if state is None:
-            if self.run is not None:
-                self.run.cut_log(0)  # of a run that ended before its first checkpoint
-            return 0
-        self.step.begin_sums(config.current_terms(state["sums"]))
-        if self.run is not None and found is not None:
-            for damaged in found.damaged:
-                self.display.note(
-                    f"passed over a damaged checkpoint ({damaged}); going on from step {found.step}"
-                )
-            self._restore(found)
-            self.run.cut_log(state["log_end"])
-        distributed.broadcast_(self.step.tensors().values())
-        set_own_states({} if found is None else found.tensors, self.device, self.step.buffers())
-        self.phase = state["phase"] if "phase" in state else state["stage"]  # its older name
-        self.skipped = dict.fromkeys(state["skipped"])
-        self.began -= state["seconds"]
-        self.clock.resume(state.get("images_per_second", 0.0))  # early checkpoints have none
-        return int(state["step"])
 
-    def _restore(self, found: Checkpoint) -> None:
-        tensors = {name: each for name, each in found.tensors.items() if not name.startswith(_OWN)}
-        try:
-            restore(self.step, tensors)
-        except ValueError as error:
-            raise RunError(
-                f"the checkpoint of step {found.step} in {self.folder} does not fit this experiment: {error}",
-                BAD_DATA,
-            ) from error
+    def _check_rows(self, rows: Rows) -> None:
+        """Stop at images that cannot be decoded, or note them."""
+        reasons = [reason for _, reason in rows.problems]
+        self.lost.count(len(rows.indices), reasons)
+        self._check_images(reasons)
+
+    def _check_images(self, reasons: Iterable[str], *, may_stop: bool = True) -> None:
+        """Stop at an image that cannot be decoded, or note once that it is left out."""
+        for reason in reasons:
+            if may_stop and self.experiment.bad_images == "stop":
+                raise BadImage(f"{reason}; use bad_images=skip to leave such images out")
+            if reason not in self.skipped:
+                self.skipped[reason] = None
+                self.display.note(f"left out: {reason}")
+
+    def _facts(self, start: int) -> dict[str, Any]:
+        """What the display shows before the first step."""
+        realized = describe(self.splits.labels)
+        parameters = self.step.learners[0].network.parameters()
+        return {
+            "device": str(self.device),
+            "hardware": hardware(self.device),
+            "num_examples": len(self.splits.train),
+            "num_classes": len(self.splits.labels.classes),
+            "effective_rate": realized.effective_rate,
+            "fingerprint": realized.fingerprint,
+            "num_parameters": sum(parameter.numel() for parameter in parameters),
+            "num_steps": self.num_steps,
+            "resumed_at": start,
+            "loading": "streaming" if self.feed.source is None else "resident",
+            "precision": str(self.step.setting.dtype).removeprefix("torch."),
+        }
+
+    # The end of an epoch
+
+    def _end_epoch(self, done: int) -> None:
+        """Evaluate, propagate labels and observe the examples if it is time; write the log."""
+        experiment = self.experiment
+        is_last, epoch = done == self.num_steps, done / self.num_per_epoch
+        factor = experiment.schedule.factor(epoch, experiment.epochs)
+        entry: dict[str, Any] = {"epoch": epoch, "step": done}
+        entry["rate"] = experiment.optimizer.lr * factor
+        entry |= self.step.drain()
+        if is_last or round(epoch) % experiment.evaluate_every == 0:
+            entry |= self._evaluate(done)
+        if done == self.num_per_epoch * (experiment.propagate_at or 0):
+            entry["transductive_accuracy"] = self._propagate()
+        # Ten times in a run at most, because it costs a pass over all examples.
+        every = max(1, round(experiment.epochs / 10))
+        if experiment.mixup is not None and (is_last or round(epoch) % every == 0):
+            self._observe_all()
+        if self.run is not None:
+            self.run.append_log(entry)
+        self.display.epoch(entry)
+        # Evaluation does not count as training time.
+        self.clock.restart(done)
+
+    def _evaluate(self, done: int) -> dict[str, float]:
+        """The accuracy on every split that is held out."""
+        networks, accuracies = self._judged_networks(done), {}
+        for name, inputs, truth in self.splits.judged:
+            table, unreadable = self._pass().together(networks, inputs)
+            self._check_images(unreadable.values())
+            accuracy = metrics.accuracy(table.logits, truth[table.indices])
+            accuracies[f"{name}_accuracy"] = accuracy
+        return accuracies
+
+    def _judged_networks(self, done: int) -> list[Module]:
+        """The networks to evaluate: the averaged ones, if any, with statistics of their own."""
+        if self.experiment.averaging is None or self.experiment.judged == "networks":
+            return [learner.network for learner in self.step.learners]
+        # The statistics are measured on the first batches of the current pass, augmented as they
+        # were in training.
+        turn = max(0, done - 1) // self.order.batches_per_pass
+        start = turn * self.order.batches_per_pass
+        steps = range(start, start + min(_NUM_CALIBRATION, self.order.batches_per_pass))
+        networks = []
+        for average in self.step.averages():
+            assert average is not None
+            network = optim.averaged_copy(average)
+            batches = (self.step.prepare(self.feed.read(step), turn) for step in steps)
+            optim.recalibrate_(network, batches)
+            networks.append(network)
+        return networks
+
+    def _propagate(self) -> float | None:
+        """Learn the labels of the neighbors from here on; returns the share that is right."""
+        table = self._pass().over([self.step.learners[0].network], self.splits.inputs).predictions
+        clean, train = self.splits.labels.clean, self.splits.train
+        shares = []
+        for given in self.step.setting.given:
+            labels, share = propagate_in_run(table, given.cpu(), clean, train)
+            given.copy_(labels)
+            shares.append(share)
+        # The labels may differ between processes, because statistics of BatchNorm may.
+        distributed.broadcast_(self.step.setting.given)
+        return shares[0]
+
+    def _observe_all(self) -> None:
+        """Observe all training examples, because with mixup no step sees one as it is."""
+        networks = [self.step.learners[0].network]
+        table = self._pass().together(networks, self.splits.inputs).predictions
+        is_trained = torch.isin(table.indices, self.splits.train)
+        logits = table.logits[is_trained].to(self.device)
+        indices = table.indices[is_trained].to(self.device)
+        observe_(self.step.dynamics, logits, self.step.setting.given[0][indices], indices)
+
+    def _pass(self) -> Pass:
+        return Pass(
+            normalize=self.experiment.normalize,
+            size=self.experiment.image_size,
+            device=self.device,
+            dtype=self.step.setting.dtype,
+            workers=self.experiment.machine.workers,
+            timeout=self.experiment.machine.timeout,
+        )
+
+    # Checkpoints
 
     def _save(self, done: int) -> None:
-        self._look(done)  # no checkpoint is written of what is not finite
+        """Write a checkpoint, unless something is not finite."""
+        self._look(done)
         own = own_states(self.device, self.step.buffers())
         learned = self.step.tensors()
-        must_be_finite = [each for name, each in learned.items() if name.startswith(_LEARNED)]
-        is_bad = not torch.stack([each.isfinite().all() for each in must_be_finite]).all()
+        are_finite = []
+        for name, tensor in learned.items():
+            if name.startswith(_LEARNED):
+                are_finite.append(tensor.isfinite().all())
+        # A weight may overflow although the gradient was finite.
+        is_bad = bool(~torch.stack(are_finite).all())
         if distributed.agreed([is_bad], self.device)[0]:
-            self._report_not_finite(
-                done - 1
-            )  # a finite gradient can still be too much for a weight
+            self._stop_not_finite(done - 1)
         if self.run is None:
             return
         state = {
@@ -298,186 +412,101 @@ class _Training:
         self.run.save(done, {**learned, **own}, state)
         self.clock.restart(done)
 
-    def _look(self, done: int) -> None:
-        """Wait for the device, and see whether all is well."""
-        if not self.step.is_fine.item():
-            self._report_not_finite(int(self.step.bad_step.item()))
-        self.clock.look(done)
-        rate = self.clock.rate
-        left = (self.num_steps - done) * self.order.batch_size / rate if rate else math.inf
-        epoch = done / self.num_per_epoch
-        terms = self.step.means()
-        self.display.step(
-            Progress(done, self.num_steps, epoch, self.experiment.epochs, rate, left, terms)
-        )
+    def _resume(self) -> int:
+        """Restore the last checkpoint on all processes; returns the number of steps done."""
+        checkpoint = None if self.run is None else self.run.load()
+        content = json.dumps(None if checkpoint is None else checkpoint.state)
+        state = json.loads(distributed.share(content, self.device))
+        if state is None:
+            if self.run is not None:
+                # Lines of a run that ended before its first checkpoint.
+                self.run.cut_log(0)
+            return 0
+        self.step.begin_sums(config.current_terms(state["sums"]))
+        saved: Mapping[str, Tensor] = {}
+        if self.run is not None and checkpoint is not None:
+            saved = checkpoint.tensors
+            for damaged in checkpoint.damaged:
+                note = f"skipped a damaged checkpoint ({damaged}); resuming from step"
+                self.display.note(f"{note} {checkpoint.step}")
+            self._restore(saved, checkpoint.step)
+            self.run.cut_log(state["log_end"])
+        distributed.broadcast_(self.step.tensors().values())
+        set_own_states(saved, self.device, self.step.buffers())
+        # Older checkpoints call it stage, and have no images_per_second.
+        self.phase = state.get("phase", state.get("stage"))
+        self.clock.resume(state.get("images_per_second", 0.0))
+        self.skipped = dict.fromkeys(state["skipped"])
+        self.began -= state["seconds"]
+        return int(state["step"])
 
-    def _report_not_finite(self, bad: int) -> None:
-        examples = self.order.batch(bad).tolist()
-        inputs = self.splits.inputs
-        names = [inputs.names[index] for index in examples] if isinstance(inputs, Files) else []
-        where = self.folder / "not_finite.json"
-        if self.run is not None:
-            facts = {
-                "step": bad,
-                "epoch": bad / self.num_per_epoch,
-                "examples": examples,
-                "names": names,
-            }
-            self.run.write_json(where.name, facts)
-        raise NotFinite(
-            f"the loss, its gradient or a weight was not finite at step {bad} (epoch {bad / self.num_per_epoch:.2f}); "
-            f"its examples are in {where}, and the last checkpoint is as it was before; try a lower optimizer.lr, "
-            "clip=1, or machine.precision=float32"
-        )
+    def _restore(self, saved: Mapping[str, Tensor], step: int) -> None:
+        shared = {name: saved[name] for name in saved if not name.startswith(_OWN)}
+        try:
+            restore(self.step, shared)
+        except ValueError as error:
+            raise RunError(
+                f"the checkpoint of step {step} in {self.folder} is of another experiment: {error}",
+                BAD_DATA,
+            ) from error
 
-    def _check_images(self, problems: Iterable[str], *, may_stop: bool = True) -> None:
-        """Stop at an image that cannot be decoded, or say once that it is left out."""
-        for reason in problems:
-            if may_stop and self.experiment.bad_images == "stop":
-                raise BadImage(f"{reason}; bad_images=skip would leave it out and go on")
-            if reason not in self.skipped:
-                self.skipped[reason] = None
-                self.display.note(f"left out: {reason}")
-
-    def _end_epoch(self, done: int) -> None:
-        epoch = done / self.num_per_epoch
-        entry: dict[str, Any] = {"epoch": epoch, "step": done}
-        entry["rate"] = self.experiment.optimizer.lr * self.experiment.schedule.factor(
-            epoch, self.experiment.epochs
-        )
-        entry |= self.step.drain()
-        if round(epoch) % self.experiment.evaluate_every == 0 or done == self.num_steps:
-            networks = self._judged_networks(done)
-            for name, inputs, truth in self.splits.judged:
-                seen = self._pass().together(networks, inputs)
-                self._check_images(seen.unreadable.values())
-                entry[f"{name}_accuracy"] = metrics.accuracy(
-                    seen.predictions.logits, truth[seen.predictions.indices]
-                )
-        if done == self.num_per_epoch * (self.experiment.propagate_at or 0):
-            entry["transductive_accuracy"] = self._propagate()
-        every = max(1, round(self.experiment.epochs / 10))
-        if self.experiment.mixup is not None and (
-            round(epoch) % every == 0 or done == self.num_steps
-        ):
-            self._observe_all()
-        if self.run is not None:
-            self.run.append_log(entry)
-        self.display.epoch(entry)
-        self.clock.restart(done)
-
-    def _propagate(self) -> float | None:
-        """Learn from here on what the neighbors make of the labels; the share of them that is right."""
-        seen = self._pass().over([self.step.learners[0].network], self.splits.inputs).predictions
-        shares = []
-        for given in self.step.setting.given:
-            found, share = propagate(seen, given.cpu(), self.splits.labels.clean, self.splits.train)
-            given.copy_(found)
-            shares.append(share)
-        distributed.broadcast_(
-            self.step.setting.given
-        )  # BatchNorm may count on each process for itself
-        return shares[0]
-
-    def _observe_all(self) -> None:
-        """Under mixup no step sees an example as it is, so look at all of them."""
-        seen = (
-            self._pass().together([self.step.learners[0].network], self.splits.inputs).predictions
-        )
-        is_trained = torch.isin(seen.indices, self.splits.train)
-        logits, indices = (part[is_trained].to(self.device) for part in (seen.logits, seen.indices))
-        observe_(self.step.dynamics, logits, self.step.setting.given[0][indices], indices)
-
-    def _judged_networks(self, done: int) -> list[Module]:
-        """The networks as they are judged: the averaged ones, if there are any, with statistics of their own."""
-        if self.experiment.averaging is None or self.experiment.judged == "networks":
-            return [learner.network for learner in self.step.learners]
-        turn = max(0, done - 1) // self.order.batches_per_pass
-        steps = range(turn * self.order.batches_per_pass, (turn + 1) * self.order.batches_per_pass)[
-            :_CALIBRATION
-        ]
-        networks = []
-        for average in self.step.averages():
-            assert average is not None
-            judged = optim.averaged_copy(average)
-            optim.recalibrate_(
-                judged, (self.step.prepare(self.feed.read(step), turn) for step in steps)
-            )
-            networks.append(judged)
-        return networks
-
-    def _pass(self) -> Pass:
-        return Pass(
-            normalize=self.experiment.normalize,
-            size=self.experiment.image_size,
-            device=self.device,
-            dtype=self.step.setting.dtype,
-            workers=self.experiment.machine.workers,
-            timeout=self.experiment.machine.timeout,
-        )
-
-    def _facts(self, start: int) -> dict[str, Any]:
-        realized = describe(self.splits.labels)
-        return {
-            "device": str(self.device),
-            "hardware": hardware(self.device),
-            "num_examples": len(self.splits.train),
-            "num_classes": len(self.splits.labels.classes),
-            "effective_rate": realized.effective_rate,
-            "fingerprint": realized.fingerprint,
-            "num_parameters": sum(
-                each.numel() for each in self.step.learners[0].network.parameters()
-            ),
-            "num_steps": self.num_steps,
-            "resumed_at": start,
-            "loading": "streaming" if self.feed.source is None else "resident",
-            "precision": str(self.step.setting.dtype).removeprefix("torch."),
-        }
+    # The end of the run
 
     def _finish(self) -> dict[str, Any]:
-        """Write what other commands read."""
+        """Write what other commands read; returns the content of result.json."""
         networks = self._judged_networks(self.num_steps)
         if self.run is None:
             return {}
+        tables = self._predict_all(networks)
         folder = self.folder / "predictions"
         folder.mkdir(exist_ok=True)
-        train_split = self._pass().over(networks, self.splits.inputs)
-        self.lost.count(len(self.splits.inputs), train_split.unreadable.values())
-        self._check_images(
-            train_split.unreadable.values(), may_stop=False
-        )  # nothing is left to be spoiled by them
-        tables = {"train": train_split.predictions}
-        for name, inputs, _ in self.splits.judged:
-            tables[name] = self._pass().over(networks, inputs).predictions
-        for name, predictions in tables.items():
-            write_whole(folder / f"{name}.safetensors", pack_sealed(predictions._asdict()))
-        dynamics = {
-            name: tensor[:-1].cpu().contiguous() for name, tensor in self.step.dynamics.items()
-        }
+        for name, table in tables.items():
+            write_whole(folder / f"{name}.safetensors", pack_sealed(table._asdict()))
+        dynamics = {}
+        for name, tensor in self.step.dynamics.items():
+            # The last row takes what must not be kept.
+            dynamics[name] = tensor[:-1].cpu().contiguous()
         write_whole(self.folder / "dynamics.safetensors", pack_sealed(dynamics))
         write_whole(self.folder / "model.safetensors", pack_sealed(pack_networks(networks)))
-        result = self._result(tables["train"], self.run.read_log())
+        result = self._result(tables, self.run.read_log())
         self.run.write_json("result.json", result)
         self.display.end(result)
         return result
 
-    def _result(self, seen: Predictions, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        realized = describe(self.splits.labels)
+    def _predict_all(self, networks: list[Module]) -> dict[str, Predictions]:
+        """The predictions for the train split and for every split that is evaluated."""
+        table, unreadable = self._pass().over(networks, self.splits.inputs)
+        self.lost.count(len(self.splits.inputs), unreadable.values())
+        # The training is complete, so bad images no longer stop the run.
+        self._check_images(unreadable.values(), may_stop=False)
+        tables = {"train": table}
+        for name, inputs, _ in self.splits.judged:
+            tables[name] = self._pass().over(networks, inputs).predictions
+        return tables
+
+    def _result(
+        self, tables: Mapping[str, Predictions], entries: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The content of result.json; to add a metric, see training/metrics.py."""
+        experiment, splits = self.experiment, self.splits
+        accuracy = {}
+        for split in splits.judged:
+            accuracy[split.name] = summarize_accuracy(entries, f"{split.name}_accuracy")
+        realized = describe(splits.labels)
         return {
-            "accuracy": {
-                name: summarize(entries, f"{name}_accuracy") for name, _, _ in self.splits.judged
-            },
+            "accuracy": accuracy,
             "labels": {
                 "fingerprint": realized.fingerprint,
-                "requested_rate": getattr(self.experiment.noise, "rate", None),
+                "requested_rate": getattr(experiment.noise, "rate", None),
                 "effective_rate": realized.effective_rate,
-                "num_examples": len(self.splits.train),
-                "num_classes": len(self.splits.labels.classes),
+                "num_examples": len(splits.train),
+                "num_classes": len(splits.labels.classes),
             },
-            **wrong_labels(seen, self.splits.labels, self.splits.train),
-            "epochs": self.experiment.epochs,
+            **measure_train(tables["train"], splits.labels, splits.train),
+            **measure_splits(tables, splits.judged, splits.labels.classes),
+            "epochs": experiment.epochs,
             "steps": self.num_steps,
-            "seed": self.experiment.seed,
+            "seed": experiment.seed,
             "seconds": round(time.perf_counter() - self.began, 3),
             "images_per_second": round(self.clock.rate, 1),
             "peak_memory_bytes": peak_memory(self.device),

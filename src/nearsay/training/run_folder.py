@@ -1,111 +1,95 @@
-"""A run folder as it is found again: whose it is, what it holds, and what its networks say of other examples."""
+"""What a run folder holds: the experiment, the labels, the predictions and the result.
+
+`claim` and `check_same` write or compare these when a run starts. The `read_...` functions read
+them for other commands.
+"""
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn import Conv2d, Module
 
 from nearsay import config
-from nearsay.batch import Files, Labels
-from nearsay.data.loader import MARGIN, Inputs
-from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError, one_line
-from nearsay.experiment import Experiment
-from nearsay.noise import fingerprint
-from nearsay.sealed import load_sealed
-from nearsay.training.checkpoints import Run, write_whole
-from nearsay.training.predict import Pass, Predicted
-from nearsay.training.splits import (
-    Splits,
+from nearsay.batch import Labels, Predictions
+from nearsay.data.labels_file import (
     digest_inputs,
     pack_labels,
     recorded_digest,
     recorded_rows,
     unpack_labels,
 )
+from nearsay.data.loader import Inputs
+from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError
+from nearsay.experiment import Experiment
+from nearsay.noise import fingerprint
+from nearsay.sealed import load_sealed
+from nearsay.training.checkpoints import Run, write_whole
+from nearsay.training.splits import Splits
 
-MADE_ANEW = "remove it and start the run again, which makes it anew from its last checkpoint"
-_BEGINNING = (
-    ".lock",
-    "labels.npz",
-    "tensorboard",
-)  # what may be there before the experiment is written down
-_NEEDED = (
+MADE_ANEW = "Remove it and start the run again, which makes it anew from the last checkpoint."
+_OTHER_FOLDER = "choose another folder with --out"
+# Files that may be there before the experiment is written down.
+_EARLY_FILES = (".lock", "labels.npz", "tensorboard")
+# Files that other commands read; the last checkpoint is enough to make the last two again.
+_NEEDED_FILES = (
     "experiment.json",
     "labels.npz",
     "log.jsonl",
     "model.safetensors",
     "predictions/train.safetensors",
 )
-
-
-class Trained(NamedTuple):
-    """What a run has learned."""
-
-    networks: list[Module]  # in evaluation mode, on the CPU
-    experiment: Experiment
-    labels: Labels  # that were learned
-    origin: Mapping[str, Any]  # as experiment.json has it
-
-    @property
-    def wants_images(self) -> bool:
-        """Whether the networks take images, and not features."""
-        return any(isinstance(each, Conv2d) for each in self.networks[0].modules())
-
-
-class View(NamedTuple):
-    """What the networks of a run have seen of images, and so what they must see of others."""
-
-    height: int
-    width: int
-    margin: float  # of the shorter side of a file, that is kept of the middle
-
-    def edge(self) -> int:
-        """The size that files are to have; ValueError where they cannot have it."""
-        if self.height != self.width:
-            raise ValueError(
-                f"images on disk become squares, but this run was trained on arrays of {self.height} × {self.width} "
-                "pixels; give images of that shape as an array, from Python"
-            )
-        return self.height
+# Experiments of runs that were started from Python, by folder, in this process.
+_REMEMBERED: dict[Path, Experiment] = {}
 
 
 def read_origin(folder: Path) -> Mapping[str, Any]:
-    """What the experiment of a run was called by; RunError if the folder is none of a run."""
+    """The content of experiment.json: the experiment, and the recipe that made it."""
     path = folder / "experiment.json"
     try:
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+        record = json.loads(path.read_bytes())
+        if not isinstance(record, dict):
+            raise ValueError("it is not a JSON object")
     except FileNotFoundError as error:
-        cure = "give the folder that nearsay train has named"
         raise RunError(
-            f"{folder} is no run folder, as it has no {path.name}; {cure}", BAD_DATA
+            f"{folder} is not a run folder, because it has no {path.name}. "
+            "Use the folder that nearsay train has printed.",
+            BAD_DATA,
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
-            f"{folder} is no run folder: {path.name} cannot be read ({error})", BAD_DATA
+            f"{folder} is not a run folder: {path.name} cannot be read ({error}).", BAD_DATA
         ) from error
-    current: dict[str, Any] = config.current_record(found)
+    current: dict[str, Any] = config.current_record(record)
     return current
 
 
 def read_experiment(folder: Path) -> Experiment:
-    """The experiment of a run that was started by a recipe; RunError if it was not."""
+    """The experiment of a run; RunError if it was started from Python by another process."""
     origin = read_origin(folder)
-    if "recipe" not in origin:
-        raise RunError(
-            f"{folder} was trained from Python, not by a recipe, so its data and network cannot be made again; give "
-            "train the origin= of config.call_recipe, or the arrays of the run to nearsay.audit",
-            BAD_DATA,
-        )
-    return config.from_origin(origin).experiment
+    if "recipe" in origin:
+        return config.from_origin(origin).experiment
+    if folder.resolve() in _REMEMBERED:
+        return _REMEMBERED[folder.resolve()]
+    raise RunError(
+        f"{folder} was trained from an Experiment, not by a recipe. "
+        "Use nearsay.load(folder, experiment=...) in Python.",
+        BAD_DATA,
+    )
+
+
+def remember_experiment(folder: Path, experiment: Experiment) -> None:
+    """Let `read_experiment` know a run that was started from Python, in this process."""
+    tree = _with_absolute_paths(read_origin(folder).get("experiment"))
+    other = _with_absolute_paths(config.to_tree(experiment))
+    if changed := config.substantial(config.differences(tree, other), ()):
+        raise RunError(f"{folder} holds another experiment: {changed[0]}.", BAD_DATA)
+    _REMEMBERED[folder.resolve()] = experiment
 
 
 def read_labels(folder: Path) -> Labels:
@@ -114,138 +98,143 @@ def read_labels(folder: Path) -> Labels:
     try:
         return unpack_labels(path.read_bytes())
     except FileNotFoundError as error:
-        cure = "give the folder of a run, or start the run again, which writes them anew"
-        raise RunError(f"{folder} has no labels in {path.name}; {cure}", BAD_DATA) from error
+        raise RunError(
+            f"{folder} has no {path.name}. Use a run folder, or start the run again.", BAD_DATA
+        ) from error
     except (OSError, ValueError) as error:
         raise RunError(f"{folder}: {error}", BAD_DATA) from error
 
 
-def open_trained(folder: Path) -> Trained:
-    """The networks of a finished run with their weights; RunError says what is missing."""
-    origin, experiment = read_origin(folder), read_experiment(folder)
-    labels = read_labels(folder)
-    weights = _read_weights(folder / "model.safetensors")
-    networks = []
-    for number in range(experiment.networks):
-        prefix = f"{number}." if experiment.networks > 1 else ""
-        own = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in weights.items()
-            if name.startswith(prefix)
-        }
-        network = experiment.backbone.build(
-            len(labels.classes), num_inputs=_num_inputs(folder, origin)
-        )
-        try:
-            network.load_state_dict(own)
-        except RuntimeError as error:
-            reason = one_line(error)
-            raise RunError(
-                f"the weights in {folder} do not fit its experiment: {reason}", BAD_DATA
-            ) from error
-        networks.append(network.eval())
-    return Trained(networks, experiment, labels, origin)
+def load_predictions(path: Path) -> Predictions:
+    """The content of a file of predictions; OSError, SafetensorError or KeyError if damaged."""
+    # safetensors reports a file without permission to read as missing; open does not.
+    path.open("rb").close()
+    tensors = load_sealed(path)
+    return Predictions(tensors["features"], tensors["logits"], tensors["indices"])
 
 
-def predict_run(
-    folder: Path, inputs: Inputs, *, device: str = "auto", workers: int | None = None
-) -> Predicted:
-    """What the networks of a run say of other images or features."""
-    trained = open_trained(folder)
-    machine = replace(trained.experiment.machine, device=device)
-    place = machine.find_device()
-    _check_inputs(inputs, trained, _num_inputs(folder, trained.origin))
-    view = find_view(trained.experiment, trained.origin) if isinstance(inputs, Files) else None
-    return Pass(
-        normalize=trained.experiment.normalize,
-        size=trained.experiment.image_size if view is None else view.edge(),
-        margin=MARGIN if view is None else view.margin,
-        device=place,
-        dtype=machine.find_dtype(place),
-        workers=machine.workers if workers is None else workers,
-        timeout=machine.timeout,
-    ).over([network.to(place) for network in trained.networks], inputs)
-
-
-def find_view(experiment: Experiment, origin: Mapping[str, Any]) -> View:
-    """How a run looks at images: at whole arrays, or at the middle of files.
-
-    Older runs have not written down which of the two they learned from; their data knows, if it is still there.
-    """
+def read_predictions(folder: Path, labels: Labels) -> Predictions:
+    """The predictions for all training examples, in their order; RunError if missing or damaged."""
+    path = folder / "predictions" / "train.safetensors"
     try:
-        shape = (
-            origin["image_shape"]
-            if "image_shape" in origin
-            else _array_shape(experiment.data.open("train").inputs)
-        )
-    except (ImportError, OSError, RuntimeError, ValueError):
-        shape = None
-    if shape is None:
-        return View(experiment.image_size, experiment.image_size, MARGIN)
-    is_shape = (
-        isinstance(shape, list)
-        and len(shape) == 2
-        and all(type(each) is int and each > 0 for each in shape)
-    )
-    if not is_shape:
+        predictions = load_predictions(path)
+    except PermissionError:
+        raise
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing. Train the run to its end first.", BAD_DATA) from error
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(f"{path} cannot be read: {error}. {MADE_ANEW}", BAD_DATA) from error
+    check_predictions(predictions, path, labels, cure="Train again in another folder.")
+    order = predictions.indices.argsort()
+    return Predictions(*(part[order] for part in predictions))
+
+
+def check_predictions(predictions: Predictions, path: Path, labels: Labels, *, cure: str) -> None:
+    """RunError, with the cure, if predictions are not of the examples of the labels."""
+    features, logits, indices = predictions
+    num_classes, num_examples = len(labels.classes), len(labels.given)
+    is_table = logits.ndim == 2 and logits.shape[1] == num_classes
+    if not is_table or not logits.isfinite().all():
         raise RunError(
-            f"experiment.json records image_shape as {shape!r}, not as height and width; train again in another folder",
+            f"{path} must hold finite logits of {num_classes} classes, got shape "
+            f"{tuple(logits.shape)}. {cure}",
             BAD_DATA,
         )
-    height, width = shape
-    return View(height, width, 1.0)
+    is_numbered = (
+        indices.dtype == torch.int64
+        and indices.shape == (len(logits),)
+        and len(features) == len(logits)
+        and len(torch.unique(indices)) == len(indices)
+        and bool(((indices >= 0) & (indices < num_examples)).all())
+    )
+    if not is_numbered:
+        raise RunError(
+            f"{path} must number its rows by the {num_examples} examples. {cure}", BAD_DATA
+        )
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The content of result.json if the run is finished, else None."""
+    try:
+        result: Any = json.loads((folder / "result.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(result, dict) or not result.get("finished"):
+        return None
+    has_labels = isinstance(result.get("labels"), dict)
+    return result if has_labels and _are_numbers(result.get("accuracy")) else None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the folder has every file that other commands read."""
+    return all((folder / name).is_file() for name in _NEEDED_FILES)
 
 
 def check_same(run: Run, experiment: Experiment) -> None:
-    """See that what ran in this folder before, if anything did, is what shall run now.
+    """Refuse a folder that holds another experiment, or something else than a run.
 
-    A choice that only later versions have, and that is off, is none that was made otherwise.
+    A field that only later versions have is no difference if it is off.
     """
     path = run.path / "experiment.json"
     if not path.exists():
-        foreign = sorted(each.name for each in run.path.iterdir() if each.name not in _BEGINNING)
+        names = {path.name for path in run.path.iterdir()}
+        foreign = sorted(names.difference(_EARLY_FILES))
         if foreign:
             raise RunError(
-                f"{run.path} holds {foreign[0]!r} but no {path.name}, so it is not the folder of a run; choose another "
-                "with --out",
+                f"{run.path} holds {foreign[0]!r} but no {path.name}, so it is not a run folder; "
+                f"{_OTHER_FOLDER}",
                 CANNOT_CREATE,
             )
         return
     try:
         before = config.current_record(json.loads(path.read_bytes()))["experiment"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(
-            f"{path} cannot be read ({error}); choose another folder with --out", BAD_DATA
-        ) from error
-    trees = [_with_whole_paths(tree) for tree in (before, config.to_tree(experiment))]
-    if changed := config.substantial(config.differences(*trees), ()):
+        raise RunError(f"{path} cannot be read: {error}; {_OTHER_FOLDER}", BAD_DATA) from error
+    before, now = _with_absolute_paths(before), _with_absolute_paths(config.to_tree(experiment))
+    if changed := config.substantial(config.differences(before, now), ()):
         raise config.ConfigError(
-            f"{run.path} holds another experiment ({'; '.join(changed[:5])}); choose another folder with --out"
+            f"{run.path} holds another experiment ({'; '.join(changed[:5])}); {_OTHER_FOLDER}"
         )
 
 
-def _with_whole_paths(tree: Any) -> Any:
-    """The tree of an experiment with its files in one spelling, however they were written; other JSON as it is."""
-    if not isinstance(tree, dict):
-        return tree
-    files = {
-        name: os.path.abspath(tree[name])
-        for name in config.FILES
-        if isinstance(tree.get(name), str)
-    }
-    return {**tree, **files}
+def check_relabeled(run: Run, experiment: Experiment) -> None:
+    """Refuse a finished run if the file of `relabeled` holds other labels now.
+
+    After another `nearsay clean` its result could be taken for that of the new labels.
+    """
+    # With labeled < 1 most labels of the run are hidden, so they differ from the file.
+    if experiment.relabeled is None or experiment.labeled != 1:
+        return
+    try:
+        now = recorded_rows(Path(experiment.relabeled).read_bytes(), "given")
+    except (OSError, ValueError):
+        # The file was moved or removed since, so nothing shows other labels.
+        return
+    if now.tolist() != read_labels(run.path).given.tolist():
+        raise RunError(
+            f"{run.path} has learned other labels than relabeled={experiment.relabeled!r} holds "
+            f"now; {_OTHER_FOLDER}",
+            BAD_DATA,
+        )
 
 
 def claim(
     run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None
 ) -> list[str]:
-    """Write down what runs here and on which labels, or see that the labels are those of before.
+    """Write the experiment and its labels, or check that the labels are still the same.
 
-    Returns what the user should know: inputs may have been repaired since, and then the run goes on with those.
+    Returns notes for the user: files may have been repaired since, and then the run continues.
     """
     path = run.path / "labels.npz"
     if not path.exists():
-        write_whole(path, pack_labels(splits, getattr(experiment.noise, "rate", None)))
+        content = pack_labels(
+            splits.labels,
+            splits.inputs,
+            train=splits.train,
+            held_out=splits.held_out,
+            requested_rate=getattr(experiment.noise, "rate", None),
+        )
+        write_whole(path, content)
     try:
         content = path.read_bytes()
         before, inputs = fingerprint(unpack_labels(content)), recorded_digest(content)
@@ -253,120 +242,50 @@ def claim(
         raise RunError(f"{run.path}: {error}", BAD_DATA) from error
     if before != fingerprint(splits.labels):
         raise RunError(
-            f"{path} holds other labels than this experiment makes now, so the data has changed since; restore it, or "
-            "choose another folder with --out",
+            f"{path} holds other labels than this experiment makes now, because the data has "
+            f"changed. Restore it, or {_OTHER_FOLDER}.",
             BAD_DATA,
         )
     if not (run.path / "experiment.json").exists():
-        seen = {
+        record = {
+            **(origin or {}),
             "num_inputs": splits.example(experiment.image_size).shape[0],
-            "image_shape": _array_shape(splits.inputs),
+            "image_shape": array_shape(splits.inputs),
+            "experiment": config.to_tree(experiment),
         }
-        run.write_json(
-            "experiment.json", {**(origin or {}), **seen, "experiment": config.to_tree(experiment)}
-        )
+        run.write_json("experiment.json", record)
     if inputs != digest_inputs(splits.inputs):
-        return [
-            f"the inputs are not those that {run.path} began with; the run goes on with what is there now"
-        ]
+        return [f"the inputs have changed since {run.path} began; the run continues with the new"]
     return []
 
 
-def check_relabeled(run: Run, experiment: Experiment) -> None:
-    """See that a finished run has learned the labels that the file of `relabeled` holds now, where that is still there.
-
-    Who cleans again, after more decisions, would take the result on the labels before for that on the new ones.
-    """
-    if (
-        experiment.relabeled is None or experiment.labeled != 1
-    ):  # with few labels, most are hidden on purpose
-        return
-    try:
-        now = recorded_rows(Path(experiment.relabeled).read_bytes(), "given")
-    except (OSError, ValueError):
-        return  # of a run that was moved or removed since: nothing says that it is other labels
-    if now.tolist() != read_labels(run.path).given.tolist():
-        raise RunError(
-            f"{run.path} is finished and has learned other labels than relabeled={experiment.relabeled!r} holds now; "
-            "choose another folder with --out",
-            BAD_DATA,
-        )
+def array_shape(inputs: Inputs) -> list[int] | None:
+    """Height and width of images in an array; None for files and features."""
+    if isinstance(inputs, Tensor) and inputs.ndim == 4:
+        return list(inputs.shape[2:])
+    return None
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether all is there that other commands read; what is missing can be made again from the last checkpoint."""
-    return all((folder / name).is_file() for name in _NEEDED)
+def _with_absolute_paths(tree: Any) -> Any:
+    """The tree of an experiment with absolute paths, however they were written."""
+    if not isinstance(tree, dict):
+        return tree
+    tree = dict(tree)
+    for name in config.FILES:
+        if isinstance(tree.get(name), str):
+            tree[name] = os.path.abspath(tree[name])
+    return tree
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a run that needs nothing more, None if it does."""
-    try:
-        result: Any = json.loads((folder / "result.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if (
-        not isinstance(result, dict)
-        or not result.get("finished")
-        or not isinstance(result.get("labels"), dict)
-    ):
-        return None
-    return result if _are_shares(result.get("accuracy")) else None
-
-
-def _are_shares(accuracy: Any) -> bool:
-    """Whether it tells numbers of every split, and nothing else."""
-    if not isinstance(accuracy, dict) or not all(isinstance(of, dict) for of in accuracy.values()):
+def _are_numbers(accuracy: Any) -> bool:
+    """Whether `accuracy` maps every split to a mapping from names to finite numbers."""
+    if not isinstance(accuracy, dict):
         return False
-    values = [value for of in accuracy.values() for value in of.values()]
-    return all(
-        isinstance(each, int | float) and not isinstance(each, bool) and isfinite(each)
-        for each in values
-    )
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise RunError(
-            f"{path.parent} has no {path.name}: the run is not finished; train it to the end",
-            BAD_DATA,
-        )
-    try:
-        return load_sealed(path)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} cannot be read ({error}); {MADE_ANEW}", BAD_DATA) from error
-
-
-def _num_inputs(folder: Path, origin: Mapping[str, Any]) -> int:
-    """Channels of images, or features, as recorded: the weights alone do not tell which of them is the first."""
-    recorded = origin.get("num_inputs")
-    if isinstance(recorded, bool) or not isinstance(recorded, int) or recorded < 1:
-        raise RunError(
-            f"{folder / 'experiment.json'} records num_inputs as {recorded!r}, not as a number from 1; "
-            "train again in another folder",
-            BAD_DATA,
-        )
-    return recorded
-
-
-def _array_shape(inputs: Inputs) -> list[int] | None:
-    """Height and width of images that are arrays."""
-    return list(inputs.shape[2:]) if isinstance(inputs, Tensor) and inputs.ndim == 4 else None
-
-
-def _check_inputs(inputs: Inputs, trained: Trained, num_inputs: int) -> None:
-    if isinstance(inputs, Files) or inputs.ndim == 4:
-        if not trained.wants_images:
-            raise ValueError(
-                "images do not fit: this run was trained on features; give an array of them"
-            )
-        num_channels = 3 if isinstance(inputs, Files) else inputs.shape[1]
-        if num_channels != num_inputs:
-            told = f"this run was trained on images of {num_inputs}; give such images as an array, from Python"
-            raise ValueError(f"images of {num_channels} channels do not fit: {told}")
-    elif trained.wants_images:
-        raise ValueError(
-            f"features {tuple(inputs.shape)} do not fit: this run was trained on images; give those"
-        )
-    elif inputs.shape[1] != num_inputs:
-        told = f"this run was trained on rows of {num_inputs}; give as many, made in the same way"
-        raise ValueError(f"features {tuple(inputs.shape)} do not fit: {told}")
+    for numbers in accuracy.values():
+        if not isinstance(numbers, dict):
+            return False
+        for value in numbers.values():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not isfinite(value):
+                return False
+    return True

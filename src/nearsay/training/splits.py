@@ -1,122 +1,121 @@
-"""What an experiment learns from and what it is judged on: data sets opened, noise made, examples held out."""
+"""What an experiment learns from and is evaluated on: splits opened, noise made, examples held out.
+
+`open_splits` gives the splits; `Feed` gives the rows of each step of training.
+"""
 
 import hashlib
-import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nearsay import distributed, rng
 from nearsay.batch import Files, Labels, Noise, Split
-from nearsay.data.loader import Inputs, Order
-from nearsay.errors import NoSplit, one_line
+from nearsay.data.labels_file import digest_inputs, file_size, read_relabeled, recorded_digest
+from nearsay.data.loader import (
+    Inputs,
+    Order,
+    Rows,
+    Stream,
+    is_resident,
+    num_workers,
+    training_reader,
+)
+from nearsay.errors import NoSplit
 from nearsay.experiment import Experiment
-from nearsay.noise import OpenSet, describe, fingerprint, split_balanced
+from nearsay.noise import OpenSet, split_balanced
 
-_MANY = 200_000  # files: of more, looking at every size takes too long to be done at each start
+# With more files than this, looking at the size of each takes too long at every start.
+_MAX_COMPARED = 200_000
 
 
 class Judged(NamedTuple):
-    """Examples that are never trained on, with the labels that count."""
+    """Examples that are evaluated and never trained on, with the labels that count."""
 
-    name: str  # "validation" or "test"
+    # "validation", "test" or "second_test"
+    name: str
     inputs: Inputs
     truth: Tensor  # (n,)
 
 
 class Splits(NamedTuple):
-    """The training examples with the labels that are to be learned, and what a network is judged on."""
+    """The training examples with the labels to learn, and the splits to evaluate on."""
 
-    inputs: Inputs  # of all N examples of the train split, those held out too
-    labels: Labels  # of all N, noise included
-    train: Tensor  # (n,) the examples to train on
-    held_out: Tensor  # those that were held out
+    # Of all N examples of the train split, those held out too.
+    inputs: Inputs
+    # Of all N, with noise.
+    labels: Labels
+    # The examples to train on, and those that are held out.
+    train: Tensor  # (n,)
+    held_out: Tensor  # (m,)
     judged: list[Judged]
-    other_given: Tensor | None = None  # (N,) what a second network learns, if its noise is another
-    notes: tuple[str, ...] = ()  # what the user should know
+    # What the second network learns, if its noise is another.
+    other_given: Tensor | None = None  # (N,)
+    # What the user should know.
+    notes: tuple[str, ...] = ()
 
     def example(self, size: int) -> Tensor:
-        """An input, for its shape; images on disk become squares of that size."""
+        """An input, for its shape; image files become squares of that size."""
         return torch.empty(3, size, size) if isinstance(self.inputs, Files) else self.inputs[0]
 
 
 def open_splits(experiment: Experiment) -> Splits:
-    """Open all splits and make the noise, once; ValueError says what does not fit."""
+    """Open all splits and make the noise, once; ValueError if they do not fit together."""
     inputs, pure = open_train(experiment)
-    if not len(pure.given):
-        raise ValueError("the train split has no examples; there is nothing to learn from")
-    if pure.clean is not None and (pure.clean < 0).all():
-        raise ValueError(
-            f"none of the true labels of the train split is one of its classes {', '.join(map(repr, pure.classes[:5]))}"
-            f"{', ...' if len(pure.classes) > 5 else ''}; name classes alike in both, or leave the true labels out"
-        )
-    labels = _noisy(experiment, experiment.noise, pure, inputs)
+    _check_train(pure)
+    labels = _learned_labels(experiment, experiment.noise, pure, inputs)
     if not (labels.given >= 0).any():
-        raise ValueError(
-            "no example of the train split has a label; there is nothing to learn from"
-        )
-    validation = _optional(experiment, "validation")
+        raise ValueError("the train split must have labels, got unlabeled examples only.")
+    validation, test = _open_or_none(experiment, "validation"), _open_or_none(experiment, "test")
+    second = None if experiment.second_test is None else experiment.second_test.open("test")
     train, held_out = _hold_out(experiment, labels, has_validation=validation is not None)
-    train = _chosen(experiment, labels, train)
+    train = _only_clean(experiment, labels, train)
+
+    wish = experiment.validation_labels
     judged = []
     if validation is not None:
-        judged.append(
-            Judged(
-                "validation",
-                validation.inputs,
-                truth(validation.labels, experiment.validation_labels),
-            )
-        )
+        judged.append(Judged("validation", validation.inputs, truth(validation.labels, wish)))
     elif len(held_out):
-        kept = truth(labels, experiment.validation_labels)[held_out]
+        kept = truth(labels, wish)[held_out]
         judged.append(Judged("validation", select(inputs, held_out), kept))
-    test = _optional(experiment, "test")
-    _check_leak(inputs, *(split.inputs for split in (validation, test) if split is not None))
     if test is not None:
         judged.append(Judged("test", test.inputs, truth(test.labels, "clean")))
-    second = None if experiment.second_test is None else experiment.second_test.open("test")
     if second is not None:
         judged.append(Judged("second_test", second.inputs, truth(second.labels, "clean")))
+
+    _check_overlap(inputs, [split.inputs for split in (validation, test) if split is not None])
     for split in (validation, test, second):
         if split is not None and split.labels.classes != labels.classes:
             raise ValueError(
-                f"the train split has the classes {labels.classes[:5]} and another split {split.labels.classes[:5]}; "
-                "all splits must have the same ones in the same order"
+                f"all splits must have the same classes in the same order, got "
+                f"{labels.classes[:5]} in train and {split.labels.classes[:5]} in another."
             )
-    blank = [each.name for each in judged if not (each.truth >= 0).any()]
-    judged = [each for each in judged if each.name not in blank]
-    notes = [f"the {name} split has no labels, so nothing is judged on it" for name in blank]
-    notes += _doubt_rows(experiment, inputs)
+    notes = []
+    labeled = []
+    for part in judged:
+        if (part.truth >= 0).any():
+            labeled.append(part)
+        else:
+            notes.append(f"the {part.name} split has no labels, so it is not evaluated")
+    notes += _row_notes(experiment, inputs)
     if len(labels.classes) == 1:
         notes.append(
-            f"{labels.classes[0]!r} is the only class, so that no label can be found wrong; give examples of another"
+            f"{labels.classes[0]!r} is the only class, so no label can be found wrong; "
+            "add examples of another class"
         )
-    other = None
-    if experiment.noise_per_network:
-        if isinstance(experiment.noise, OpenSet):
-            raise ValueError(
-                "noise_per_network=True cannot give a second network other images; use noise of labels"
-            )
-        seed = getattr(experiment.noise, "seed", None)
-        if seed is None:
-            raise ValueError(
-                f"noise_per_network=True cannot draw {experiment.noise} again, which has no seed"
-            )
-        other = _noisy(experiment, replace(experiment.noise, seed=seed + 1), pure, inputs).given  # type: ignore[type-var]
-    return Splits(inputs, labels, train, held_out, judged, other, tuple(notes))
+    other = _other_labels(experiment, pure, inputs)
+    return Splits(inputs, labels, train, held_out, labeled, other, tuple(notes))
 
 
 def open_train(experiment: Experiment) -> Split:
-    """What a network sees of the train split, with the images that open-set noise puts in; labels before noise."""
+    """The train split before noise of labels, with the images that open-set noise puts in."""
     inputs, labels = experiment.data.open("train")
     if isinstance(experiment.noise, OpenSet) and len(labels.given):
-        inputs = _replaced(experiment, experiment.noise, inputs, labels)
+        inputs = _with_foreign_images(experiment, experiment.noise, inputs, labels)
     return Split(inputs, labels)
 
 
@@ -127,174 +126,105 @@ def select(inputs: Inputs, rows: Tensor) -> Inputs:
     return inputs[rows]
 
 
+def truth(labels: Labels, wish: str) -> Tensor:
+    """The labels that count: the true ones if `wish` is "clean" and they are known."""
+    if wish == "clean" and labels.clean is not None:
+        return labels.clean
+    return labels.given
+
+
+def are_in_doubt(split: str, wish: str, learned: Labels) -> bool:
+    """Whether the labels that count on a split may be as wrong as those that were learned."""
+    if split not in ("train", "validation"):
+        return False
+    if learned.clean is None:
+        return True
+    is_wrong = (learned.given != learned.clean) & (learned.given >= 0)
+    return split == "validation" and wish == "given" and bool(is_wrong.any())
+
+
 def make_order(experiment: Experiment, splits: Splits) -> Order:
-    """Who is in which batch; a batch is shared evenly by all processes."""
+    """Which examples are in which batch; all processes get equal parts of a batch."""
     num = distributed.num_processes()
-    size = min(experiment.batch_size, len(splits.train))
+    num_examples = len(splits.train)
+    size = min(experiment.batch_size, num_examples)
     if experiment.batch_size % num or size < num:
         raise ValueError(
-            f"batch_size={experiment.batch_size} for {len(splits.train)} examples cannot be shared evenly by {num} "
-            f"processes; give a multiple of {num}, or start fewer"
+            f"batch_size must be a multiple of the {num} processes and leave an example for each, "
+            f"got {experiment.batch_size} with {num_examples} examples."
         )
     if size < 2:
-        raise ValueError(
-            f"{len(splits.train)} example to train on is too few: it has no neighbor; give 2 or more"
-        )
+        raise ValueError(f"the train split must have 2 examples or more, got {num_examples}.")
     kinds = splits.labels.given[splits.train] if experiment.balanced else None
     return Order(splits.train, batch_size=size - size % num, seed=experiment.seed, kinds=kinds)
 
 
-def pack_labels(splits: Splits, requested_rate: float | None) -> bytes:
-    """The content of `labels.npz`: the labels that were learned, and all that is known of their noise."""
-    labels, realized = splits.labels, describe(splits.labels)
-    arrays = {
-        "given": labels.given.numpy(),
-        "classes": np.array(labels.classes, dtype=np.str_),
-        "train": splits.train.numpy(),
-        "validation": splits.held_out.numpy(),
-        "requested_rate": np.array(np.nan if requested_rate is None else requested_rate),
-        "effective_rate": np.array(
-            np.nan if realized.effective_rate is None else realized.effective_rate
-        ),
-        "num_open_set": np.array(realized.num_open_set),
-        "fingerprint": np.array(realized.fingerprint),
-        "inputs": np.array(digest_inputs(splits.inputs)),
-        "names": np.array(digest_names(splits.inputs)),
-    }
-    if labels.clean is not None:
-        arrays["clean"] = labels.clean.numpy()
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]  # numpy types these as flags
-    return content.getvalue()
+class Feed:
+    """The rows of every step, equal bit for bit whether they are resident or streamed."""
+
+    def __init__(self, experiment: Experiment, splits: Splits, device: torch.device) -> None:
+        machine, inputs = experiment.machine, splits.inputs
+        self.order = make_order(experiment, splits)
+        reader = training_reader(
+            inputs, experiment.augment, size=experiment.image_size, seed=experiment.seed
+        )
+        # Whether the reader cuts random crops, the first step of augmentation.
+        self.is_cut = any(crop is not None for crop in reader.crops)
+        # All inputs on the device, or None if they are streamed.
+        self.source: Tensor | None = None  # (N, ...)
+        self._stream: Stream | None = None
+        if is_resident(inputs, device, machine.loading):
+            assert isinstance(inputs, Tensor)
+            self.source = inputs.to(device)
+            self.order.to(device)
+        else:
+            workers = num_workers(inputs, machine.workers)
+            is_pinned = device.type == "cuda"
+            self._stream = Stream(
+                reader, self._own_examples, workers, machine.timeout, pin=is_pinned
+            )
+
+    def rows(self, steps: range) -> Iterator[Rows]:
+        """The rows of each step in turn."""
+        if self._stream is not None:
+            return self._stream.rows(steps)
+        return (Rows(self.order.batch(step), None) for step in steps)
+
+    def read(self, step: int) -> Rows:
+        """The rows of one step, read at once and in this process."""
+        if self._stream is not None:
+            return self._stream.reader.read(*self._own_examples(step))
+        return Rows(self.order.batch(step), None)
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Name the files in flight if a worker dies inside, and end all workers on leaving."""
+        return nullcontext() if self._stream is None else self._stream.explained()
+
+    def _own_examples(self, step: int) -> tuple[Tensor, int]:
+        """The examples of this process in a step, and the pass through the data."""
+        share = self.order.batch_size // distributed.num_processes()
+        start = distributed.rank() * share
+        return self.order.batch(step)[start : start + share], step // self.order.batches_per_pass
 
 
-def digest_inputs(inputs: Inputs) -> str:
-    """A SHA-256 that tells whether a run goes on with the inputs it began with: of arrays, or of names and sizes."""
-    digest = hashlib.sha256()
-    if isinstance(inputs, Files):
-        for name in inputs.names:
-            digest.update(f"{name}\0{_size(inputs, name)}\0".encode(errors="surrogateescape"))
-    else:
-        digest.update(f"{inputs.dtype} {tuple(inputs.shape)}".encode())
-        digest.update(inputs.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def digest_names(inputs: Inputs) -> str:
-    """A SHA-256 that tells whether the number of an example still means the same file; nothing for arrays."""
-    if not isinstance(inputs, Files):
-        return ""
-    return hashlib.sha256("\0".join(inputs.names).encode(errors="surrogateescape")).hexdigest()
-
-
-def recorded_digest(content: bytes, name: str = "inputs") -> str:
-    """What a `labels.npz` says of the inputs, or of their names; nothing where it does not say it."""
-    with _unpacked(content) as arrays:
-        return str(arrays[name]) if name in arrays.files else ""
-
-
-def recorded_rows(content: bytes, name: str) -> Tensor:
-    """(n,) numbers of the examples of train that were trained on (`train`) or held out (`validation`)."""
-    with _unpacked(content) as arrays:
-        return (
-            torch.from_numpy(arrays[name])
-            if name in arrays.files
-            else torch.empty(0, dtype=torch.int64)
+def _check_train(labels: Labels) -> None:
+    if not len(labels.given):
+        raise ValueError("the train split must have examples, got 0.")
+    if labels.clean is not None and (labels.clean < 0).all():
+        raise ValueError(
+            f"clean must hold classes of the train split, such as {labels.classes[:5]}, got others "
+            "only. Use the same names, or leave the true labels out."
         )
 
 
-def pack_relabeled(given: Tensor, content: bytes) -> bytes:
-    """The content of a file for `relabeled`: other labels for the examples of a `labels.npz`, and which these are."""
-    with _unpacked(content) as arrays:
-        kept = {
-            name: arrays[name] for name in ("classes", "inputs", "names") if name in arrays.files
-        }
-    packed = io.BytesIO()
-    np.savez(packed, given=given.numpy(), **kept)
-    return packed.getvalue()
-
-
-def unpack_labels(content: bytes) -> Labels:
-    """The labels in a `labels.npz`; ValueError if it is damaged."""
-    with _unpacked(content) as arrays:
-        given, classes = torch.from_numpy(arrays["given"]), tuple(map(str, arrays["classes"]))
-        clean = torch.from_numpy(arrays["clean"]) if "clean" in arrays.files else None
-        labels = Labels(given, clean, classes)
-        for name in arrays.files:
-            arrays[name]  # damage anywhere is told here, before somebody asks for that part
-        if fingerprint(labels) != str(arrays["fingerprint"]):
-            raise ValueError("its fingerprint is of other labels")
-        return labels
-
-
-@contextmanager
-def _unpacked(content: bytes) -> Iterator[Any]:  # Any: as np.load says it
-    """The arrays of a `labels.npz`; ValueError if it is damaged, also between two looks of one command."""
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            yield arrays
-    except Exception as error:  # what is no such file can raise anything
-        reason = one_line(error)
-        reason = "it is damaged" if "allow_pickle" in reason else reason
-        raise ValueError(
-            f"labels.npz cannot be read: {reason}; start again in another folder"
-        ) from error
-
-
-def _check_leak(inputs: Inputs, *others: Inputs) -> None:
-    """Refuse files of other splits that are byte for byte in train as well; no file is read twice."""
-    if not isinstance(inputs, Files):
-        return
-    judged = [
-        each for each in others if isinstance(each, Files) and len(inputs) + len(each) <= _MANY
-    ]
-    by_size: dict[int, list[str]] = {}
-    for name in inputs.names if judged else ():
-        by_size.setdefault(_size(inputs, name), []).append(name)
-    known: dict[
-        int, dict[bytes, str]
-    ] = {}  # size -> digest -> the first file of train that has both
-    leaked = []
-    for files in judged:
-        for name in files.names:
-            size = _size(files, name)
-            if size < 1 or size not in by_size:
-                continue
-            if size not in known:
-                known[size] = {_digest(inputs, each): each for each in reversed(by_size[size])}
-            digest = _digest(files, name)
-            if digest and digest in known[size]:
-                leaked.append((name, known[size][digest]))
-    if leaked:
-        raise ValueError(
-            f"{len(leaked)} images to be judged on are byte for byte in train as well, the first {leaked[0][0]!r} as "
-            f"{leaked[0][1]!r}; remove them from one of the two"
-        )
-
-
-def _size(files: Files, name: str) -> int:
-    """Bytes of a file, −1 if there is none."""
-    try:
-        return (files.root / name).stat().st_size
-    except OSError:
-        return -1
-
-
-def _digest(files: Files, name: str) -> bytes:
-    """A SHA-256 of the content, nothing for what is no file."""
-    path = files.root / name
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: Inputs) -> Labels:
-    """The labels after noise, and without those that are to be hidden."""
+def _learned_labels(
+    experiment: Experiment, noise: Noise | None, labels: Labels, inputs: Inputs
+) -> Labels:
+    """The labels after noise and corrections, without those that are to be hidden."""
     if noise is not None:
         labels = noise(labels, inputs if isinstance(inputs, Tensor) else None)
     if experiment.relabeled is not None:
-        given = _recorded(Path(experiment.relabeled), labels, inputs)
+        given = read_relabeled(Path(experiment.relabeled), labels, inputs)
         labels = Labels(given, labels.clean, labels.classes)
     if experiment.labeled == 1:
         return labels
@@ -305,114 +235,124 @@ def _noisy(experiment: Experiment, noise: Noise | None, labels: Labels, inputs: 
     return Labels(given, labels.clean, labels.classes)
 
 
-def _recorded(path: Path, labels: Labels, inputs: Inputs) -> Tensor:
-    """(N,) labels that an earlier command has written."""
-    cure = "nearsay clean and nearsay propagate make one"
-    try:
-        content = path.read_bytes()
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            missing = next((name for name in ("given", "classes") if name not in arrays.files), "")
-            names = str(arrays["names"]) if "names" in arrays.files else ""
-            given, classes = (
-                (np.empty(0), ())
-                if missing
-                else (arrays["given"], tuple(map(str, arrays["classes"])))
-            )
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise ValueError(f"relabeled={str(path)!r} is no file; {cure}") from error
-    except Exception as error:  # what is no such file can raise anything
-        reason = one_line(error)
-        reason = "it is no .npz file, or holds objects" if "allow_pickle" in reason else reason
-        raise ValueError(f"relabeled={str(path)!r} cannot be read: {reason}; {cure}") from error
-    if missing:
-        raise ValueError(f"relabeled={str(path)!r} has no array {missing!r}; {cure}")
-    if given.dtype.kind not in "iu" or given.ndim != 1:
-        told = f"holds labels of {given.dtype} and shape {given.shape}"
-        raise ValueError(
-            f"relabeled={str(path)!r} {told}; they must be class numbers, one for each example"
-        )
-    if given.shape != tuple(labels.given.shape) or classes != labels.classes:
-        raise ValueError(
-            f"relabeled={str(path)!r} holds {len(given)} labels of {len(classes)} classes, but the data has "
-            f"{len(labels.given)} examples of {len(labels.classes)}; it belongs to other data"
-        )
-    if names and isinstance(inputs, Files) and names != digest_names(inputs):
-        raise ValueError(
-            f"relabeled={str(path)!r} goes by the number of each file, and files were renamed, moved or replaced; "
-            "put them back, or train on them as they are and audit that"
-        )
-    return torch.from_numpy(given.astype(np.int64))
+def _other_labels(experiment: Experiment, pure: Labels, inputs: Inputs) -> Tensor | None:
+    """(N,) labels of the second network, with noise of the next seed; None if they are the same."""
+    if not experiment.noise_per_network:
+        return None
+    noise = experiment.noise
+    if isinstance(noise, OpenSet):
+        raise ValueError("noise must change labels only with noise_per_network, got OpenSet.")
+    seed = getattr(noise, "seed", None)
+    if noise is None or seed is None:
+        kind = type(noise).__name__
+        raise ValueError(f"noise must have a seed with noise_per_network, got {kind} without.")
+    other = replace(noise, seed=seed + 1)  # type: ignore[type-var]
+    return _learned_labels(experiment, other, pure, inputs).given
 
 
-def _doubt_rows(experiment: Experiment, inputs: Inputs) -> list[str]:
-    """A note where labels by number meet other arrays than they were made for: perhaps better features, or mixed up."""
+def _row_notes(experiment: Experiment, inputs: Inputs) -> list[str]:
+    """A note if labels by row number meet other arrays than those that they were made for."""
     if experiment.relabeled is None or isinstance(inputs, Files):
         return []
     made_for = recorded_digest(Path(experiment.relabeled).read_bytes())
     if not made_for or made_for == digest_inputs(inputs):
         return []
     return [
-        f"relabeled={experiment.relabeled!r} was made for other inputs than these and goes by the number of the row; "
-        "make sure that the rows are the same examples in the same order"
+        f"relabeled={experiment.relabeled!r} was made for other inputs and labels examples by row "
+        "number; make sure that the rows are the same examples in the same order"
     ]
 
 
-def _chosen(experiment: Experiment, labels: Labels, train: Tensor) -> Tensor:
-    """The examples to train on: all, or those that are known to be right."""
+def _only_clean(experiment: Experiment, labels: Labels, train: Tensor) -> Tensor:
+    """The examples to train on: all, or those with a label that is known to be right."""
     if not experiment.only_clean:
         return train
     if labels.clean is None:
-        raise ValueError("only_clean=True needs the true labels, which this data set does not know")
+        raise ValueError("only_clean must be False for data without true labels, got True.")
     kept = train[(labels.given == labels.clean)[train]]
     if not len(kept):
-        raise ValueError("only_clean=True leaves no example: none of the labels is right")
+        raise ValueError("only_clean must leave an example, but every label is wrong.")
     return kept
 
 
 def _hold_out(
     experiment: Experiment, labels: Labels, *, has_validation: bool
 ) -> tuple[Tensor, Tensor]:
-    wish = 0.0 if has_validation else experiment.held_out
-    num = round(wish * len(labels.given)) if wish < 1 else round(wish)
+    """The examples to train on, and those to hold out for validation."""
+    share = 0.0 if has_validation else experiment.held_out
+    num = round(share * len(labels.given)) if share < 1 else round(share)
     if not num:
         return torch.arange(len(labels.given)), torch.empty(0, dtype=torch.int64)
     return split_balanced(labels, num, seed=experiment.seed)
 
 
-def _optional(experiment: Experiment, name: str) -> Split | None:
+def _open_or_none(experiment: Experiment, name: str) -> Split | None:
     try:
         return experiment.data.open(name)
     except NoSplit:
         return None
 
 
-def truth(labels: Labels, wish: str) -> Tensor:
-    """The true labels where they are wished and known, else the given ones."""
-    return labels.clean if wish == "clean" and labels.clean is not None else labels.given
-
-
-def are_in_doubt(split: str, wish: str, learned: Labels) -> bool:
-    """Whether the labels that count on a split of a run come from where wrong ones among those learned come from."""
-    if split not in ("train", "validation") or learned.clean is None:
-        return split in ("train", "validation")
-    is_wrong = (learned.given != learned.clean) & (learned.given >= 0)
-    return split == "validation" and wish == "given" and bool(is_wrong.any())
-
-
-def _replaced(experiment: Experiment, noise: OpenSet, inputs: Inputs, labels: Labels) -> Tensor:
+def _with_foreign_images(
+    experiment: Experiment, noise: OpenSet, inputs: Inputs, labels: Labels
+) -> Tensor:
     """The inputs with those of open-set noise put in."""
     if experiment.outside is None:
-        raise ValueError("open-set noise needs outside=, the data set that its images come from")
+        raise ValueError("outside must be a data set for open-set noise, got None.")
     foreign = experiment.outside.open("train").inputs
-    if (
-        not isinstance(inputs, Tensor)
-        or not isinstance(foreign, Tensor)
-        or inputs.shape[1:] != foreign.shape[1:]
-    ):
+    are_arrays = isinstance(inputs, Tensor) and isinstance(foreign, Tensor)
+    if not are_arrays or inputs.shape[1:] != foreign.shape[1:]:  # type: ignore[union-attr]
         raise ValueError(
-            "open-set noise needs two data sets of arrays with one shape, such as CIFAR-10 and CIFAR-100"
+            "outside must hold arrays of the same shape as data, as CIFAR-10 and CIFAR-100 do, "
+            "for open-set noise."
         )
+    assert isinstance(inputs, Tensor)
+    assert isinstance(foreign, Tensor)
     places, chosen = noise.replacements(labels, len(foreign))
     inputs = inputs.clone()
     inputs[places] = foreign[chosen]
     return inputs
+
+
+def _check_overlap(inputs: Inputs, others: list[Inputs]) -> None:
+    """Refuse files of other splits that are byte for byte in train; no file is read twice."""
+    if not isinstance(inputs, Files):
+        return
+    compared = []
+    for files in others:
+        if isinstance(files, Files) and len(inputs) + len(files) <= _MAX_COMPARED:
+            compared.append(files)
+    # Only files of equal size can be equal, so only those are read.
+    by_size: dict[int, list[str]] = {}
+    if compared:
+        for name in inputs.names:
+            by_size.setdefault(file_size(inputs, name), []).append(name)
+    # size -> digest -> the first file of train that has both
+    first_of: dict[int, dict[bytes, str]] = {}
+    copies = []
+    for files in compared:
+        for name in files.names:
+            size = file_size(files, name)
+            if size < 1 or size not in by_size:
+                continue
+            if size not in first_of:
+                twins = reversed(by_size[size])
+                first_of[size] = {_digest(inputs, twin): twin for twin in twins}
+            digest = _digest(files, name)
+            if digest and digest in first_of[size]:
+                copies.append((name, first_of[size][digest]))
+    if copies:
+        name, twin = copies[0]
+        raise ValueError(
+            f"images of validation and test must not be in train, got {len(copies)}, such as "
+            f"{name!r}, a copy of {twin!r}. Remove one of the two."
+        )
+
+
+def _digest(files: Files, name: str) -> bytes:
+    """SHA-256 of a file's content; empty if it is not a file."""
+    path = files.root / name
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -1,4 +1,4 @@
-"""The machine that a run is on: its signals, its clock, its memory, and what torch shall do and draw there."""
+"""The machine of a run: signals, speed, memory, torch's settings and its random generators."""
 
 import os
 import platform
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,35 +19,41 @@ from torch import Tensor
 from nearsay import distributed
 from nearsay.experiment import Machine
 
-_LOOK = 64  # steps, at most, between two looks at the device
-_PAUSE = 0.25  # seconds, about, between two looks
-PARENT = "NEARSAY_PARENT"  # the variable that names the process to end with
+# The host waits for the device after this many steps, or about this many seconds.
+_LOOK_STEPS = 64
+_LOOK_SECONDS = 0.25
+# The environment variable with the number of the process to end with.
+PARENT = "NEARSAY_PARENT"
 
 
 class Clock:
-    """Counts images per second while training, leaving out evaluation, checkpoints and the first steps."""
+    """Images per second of training, without evaluation, checkpoints and the first steps."""
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
+        # The last look at the device: when it was, and after which step.
         self._at, self._step = time.perf_counter(), 0
+        # What counts, from the second look on.
         self._seconds, self._steps, self._is_warm = 0.0, 0, False
+        # Images per second of the first steps, or of an earlier process.
         self._first = 0.0
 
     def resume(self, rate: float) -> None:
-        """Images per second of an earlier process, which are those of the run until this one has made a step."""
+        """Use the images per second of an earlier process until this one has made a step."""
         self._first = rate
 
     @property
     def rate(self) -> float:
-        """Images per second of the steady state; of the first steps, if there were no others."""
+        """Images per second; of the first steps if there were no others."""
         return self.batch_size * self._steps / self._seconds if self._seconds else self._first
 
     def is_due(self, step: int) -> bool:
         """Whether it is time to look at the device."""
-        return step - self._step >= _LOOK or time.perf_counter() - self._at >= _PAUSE
+        is_late = time.perf_counter() - self._at >= _LOOK_SECONDS
+        return is_late or step - self._step >= _LOOK_STEPS
 
     def look(self, step: int) -> None:
-        """The device has done `step` steps now."""
+        """Count the steps until `step`, which the device has now done."""
         now, steps = time.perf_counter(), step - self._step
         if steps and self._is_warm:
             self._seconds += now - self._at
@@ -56,51 +64,52 @@ class Clock:
         self._at, self._step = now, step
 
     def restart(self, step: int) -> None:
-        """What was done since the last look is not to be counted."""
+        """Leave out the time since the last look."""
         self._at, self._step = time.perf_counter(), step
 
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """A list to which SIGTERM and SIGINT are added as they come, instead of ending the process."""
+    """A list that gets SIGTERM and SIGINT as they arrive; they do not end the process."""
     received: list[int] = []
+    # Python gives signals to the main thread only.
     if threading.current_thread() is not threading.main_thread():
-        yield received  # Python gives signals to the main thread only
+        yield received
         return
-    watched = (signal.SIGTERM, signal.SIGINT)
-    before = {
-        each: signal.signal(each, lambda number, _: received.append(number)) for each in watched
-    }
+
+    def receive(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield received
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def follow_parent() -> None:
-    """End as by SIGTERM when the process that started this one is gone, if it asked for that in the environment.
+    """End as by SIGTERM when the process named by the variable `PARENT` ends.
 
-    What was killed cannot tell its children, and they would go on and keep their folders locked.
+    A process that is killed cannot stop its children, which would keep their folders locked.
     """
-    parent = os.environ.pop(PARENT, None)  # not for the children of this process
+    # Removed, so that children of this process do not follow it too.
+    parent = os.environ.pop(PARENT, None)
     if parent is not None:
         threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
 
 
 def _follow(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_PAUSE)
+        time.sleep(_LOOK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]:
-    """Let torch choose the fastest algorithms, or those that always give the same bits; afterwards all is as before."""
-    benchmark, deterministic = (
-        torch.backends.cudnn.benchmark,
-        torch.are_deterministic_algorithms_enabled(),
-    )
+    """Let torch choose the fastest or deterministic algorithms; restore its settings after."""
+    benchmark = torch.backends.cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = [device] if device.type == "cuda" else []
     try:
@@ -108,9 +117,8 @@ def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]
             torch.random.fork_rng(devices=devices),
             torch.cuda.device(device) if devices else nullcontext(),
         ):
-            torch.manual_seed(
-                seed
-            )  # only modules with draws of their own, such as dropout, take from there
+            # Only modules with draws of their own, such as dropout, use this generator.
+            torch.manual_seed(seed)
             torch.backends.cudnn.benchmark = not machine.deterministic
             if machine.deterministic:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -123,7 +131,7 @@ def backend(machine: Machine, device: torch.device, seed: int) -> Iterator[None]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Calculate without others, for tensors so small that threads would only wait for each other."""
+    """Use one thread, for tensors so small that more threads would only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -133,72 +141,72 @@ def one_thread() -> Iterator[None]:
 
 
 def own_states(device: torch.device, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What differs between processes, of all of them one after another: where torch's generators stand, and buffers.
+    """The states that differ between processes, of all processes one after another.
 
-    All of them ask for it at once.
+    They are torch's generators and the buffers of networks. All processes must call this together.
     """
-    return {
-        name: distributed.gather(look().to(device)).cpu()
-        for name, (look, _) in _own(device, buffers).items()
-    }
+    states = {}
+    for name, state in _states_of_process(device, buffers).items():
+        states[name] = distributed.gather(state.read().to(device)).cpu()
+    return states
 
 
 def set_own_states(
     saved: Mapping[str, Tensor], device: torch.device, buffers: Sequence[Tensor]
 ) -> None:
-    """Let all processes go on from the states that the first of them has in `saved`.
+    """Restore the states of all processes from `saved`, which the first process has.
 
-    Of states of another number of processes only the first is used; the others draw as they began, and keep the buffers
-    that they have.
+    If they are of another number of processes, only the first is restored. The others keep the
+    generators and the buffers that they have.
     """
-    for name, (look, put) in _own(device, buffers).items():
-        size, state = len(look()), saved.get(name)
-        is_whole = state is not None and len(state) == size * distributed.num_processes()
+    num = distributed.num_processes()
+    for name, state in _states_of_process(device, buffers).items():
+        size, content = len(state.read()), saved.get(name)
+        is_whole = content is not None and len(content) == size * num
         if distributed.share("whole" if is_whole else "", device):
-            states = torch.zeros(
-                size * distributed.num_processes(), dtype=torch.uint8, device=device
-            )
-            if state is not None:
-                states.copy_(state)
+            states = torch.zeros(size * num, dtype=torch.uint8, device=device)
+            if content is not None:
+                states.copy_(content)
             distributed.broadcast_([states])
-            put(states[distributed.rank() * size :][:size].cpu().clone())
-        elif state is not None:
-            put(state[:size].clone())
+            state.write(states[distributed.rank() * size :][:size].cpu().clone())
+        elif content is not None:
+            state.write(content[:size].clone())
 
 
-def _own(
-    device: torch.device, buffers: Sequence[Tensor]
-) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-    """How to look at each state of this process, as bytes, and how to set it."""
-    found: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]
-    found = {"generator.cpu": (torch.get_rng_state, torch.set_rng_state)}
+class _State(NamedTuple):
+    """A state of this process, which is read and written as bytes."""
+
+    read: Callable[[], Tensor]
+    write: Callable[[Tensor], None]
+
+
+def _states_of_process(device: torch.device, buffers: Sequence[Tensor]) -> dict[str, _State]:
+    states = {"generator.cpu": _State(torch.get_rng_state, torch.set_rng_state)}
     if device.type == "cuda":
-        look, put = (
+        states["generator.cuda"] = _State(
             partial(torch.cuda.get_rng_state, device),
             partial(torch.cuda.set_rng_state, device=device),
         )
-        found["generator.cuda"] = (look, put)
-    if (
-        distributed.num_processes() > 1 and buffers
-    ):  # of a single process they are in its checkpoint by their names
-        found["own.buffers"] = (partial(_bytes, buffers), partial(_set_bytes, buffers))
-    return found
+    # On one process, buffers are restored with the networks.
+    if distributed.num_processes() > 1 and buffers:
+        states["own.buffers"] = _State(partial(_bytes_of, buffers), partial(_set_bytes, buffers))
+    return states
 
 
-def _bytes(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+def _bytes_of(tensors: Sequence[Tensor]) -> Tensor:
+    parts = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+    return torch.cat(parts)
 
 
 def _set_bytes(tensors: Sequence[Tensor], content: Tensor) -> None:
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     for tensor, piece in zip(tensors, torch.split(content, sizes), strict=True):
-        tensor.copy_(
-            piece.clone().view(tensor.dtype).view_as(tensor)
-        )  # a clone, as numbers begin at whole multiples
+        # A clone, because a view as another dtype needs an aligned start.
+        tensor.copy_(piece.clone().view(tensor.dtype).view_as(tensor))
 
 
 def hardware(device: torch.device) -> str:
-    """The name of what computes."""
+    """The name of the GPU, or of the processor with its number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -206,7 +214,7 @@ def hardware(device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes that were in use at most: on the GPU, or of this process."""
+    """The largest number of bytes in use: on the GPU, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -217,5 +225,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

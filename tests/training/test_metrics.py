@@ -1,4 +1,4 @@
-"""What a run came to, by examples that can be worked out by hand."""
+"""The numbers of result.json, by examples that can be worked out by hand."""
 
 import json
 
@@ -8,7 +8,10 @@ from torch import nn
 from torch.testing import assert_close
 
 from nearsay.batch import Labels, Predictions
-from nearsay.training.outcome import pack_networks, propagate, summarize, wrong_labels
+from nearsay.training import metrics
+from nearsay.training.metrics import measure_splits, measure_train, summarize_accuracy
+from nearsay.training.predict import pack_networks, propagate_in_run
+from nearsay.training.splits import Judged
 
 CLASSES = ("a", "b", "c")
 
@@ -21,17 +24,17 @@ def entries(*accuracies):
 
 
 def test_the_last_accuracy_is_the_result_and_the_best_stands_beside_it():
-    found = summarize(entries(0.1, 0.8, 0.6), "test_accuracy")
+    found = summarize_accuracy(entries(0.1, 0.8, 0.6), "test_accuracy")
     assert found == {"final": 0.6, "best": 0.8, "best_epoch": 2.0, "last_10": pytest.approx(0.5)}
 
 
 def test_of_equally_good_epochs_the_first_is_the_best():
-    assert summarize(entries(0.1, 0.8, 0.8, 0.2), "test_accuracy")["best_epoch"] == 2.0
+    assert summarize_accuracy(entries(0.1, 0.8, 0.8, 0.2), "test_accuracy")["best_epoch"] == 2.0
 
 
 def test_the_last_ten_are_of_the_epochs_that_were_evaluated():
     accuracies = [0.9, 0.9, *(number / 100 for number in range(1, 11))]
-    found = summarize(
+    found = summarize_accuracy(
         entries(*(each for pair in zip(accuracies, [None] * 12, strict=True) for each in pair)),
         "test_accuracy",
     )
@@ -48,7 +51,9 @@ def test_an_example_that_resembles_nobody_keeps_the_label_it_has_or_none():
     features = torch.tensor([[1.0, 0, 0, 0], [1, 0.1, 0, 0], [1, 0, 0.1, 0], [0, 0, 0, 1]])
     seen = Predictions(features, torch.zeros(4, 3), torch.arange(4))
     for alone in (-1, 2):
-        found, share = propagate(seen, torch.tensor([1, 1, -1, alone]), None, torch.arange(4))
+        found, share = propagate_in_run(
+            seen, torch.tensor([1, 1, -1, alone]), None, torch.arange(4)
+        )
         assert found.tolist() == [1, 1, 1, alone]
         assert share is None
 
@@ -70,7 +75,7 @@ def test_wrong_labels_are_counted_among_the_examples_that_were_trained_on():
         ],
         [6, 5, 4, 3, 2, 1, 0],
     )
-    found = wrong_labels(seen, labels, torch.tensor([0, 1, 2, 3, 4, 5]))
+    found = measure_train(seen, labels, torch.tensor([0, 1, 2, 3, 4, 5]))
     assert found["confidence"] == pytest.approx(
         {"right": (0.8 + 0.3) / 2, "wrong": (0.1 + 0.1 + 0.5) / 3}
     )
@@ -91,7 +96,7 @@ def test_wrong_labels_are_counted_among_the_examples_that_were_trained_on():
 def test_without_a_wrong_label_there_is_nothing_to_say(given, clean):
     labels = Labels(torch.tensor(given), None if clean is None else torch.tensor(clean), CLASSES)
     seen = predictions([[0.5, 0.3, 0.2]] * 2, [0, 1])
-    assert wrong_labels(seen, labels, torch.arange(2)) == {
+    assert measure_train(seen, labels, torch.arange(2)) == {
         "detection": None,
         "confidence": None,
         "memorization": None,
@@ -101,7 +106,7 @@ def test_without_a_wrong_label_there_is_nothing_to_say(given, clean):
 def test_a_wrong_label_that_was_held_out_is_none_of_this():
     labels = Labels(torch.tensor([0, 1]), torch.tensor([0, 0]), CLASSES)
     assert (
-        wrong_labels(predictions([[0.5, 0.3, 0.2]] * 2, [0, 1]), labels, torch.tensor([0]))[
+        measure_train(predictions([[0.5, 0.3, 0.2]] * 2, [0, 1]), labels, torch.tensor([0]))[
             "detection"
         ]
         is None
@@ -110,7 +115,7 @@ def test_a_wrong_label_that_was_held_out_is_none_of_this():
 
 def test_an_image_from_outside_has_a_wrong_label_but_no_true_class_to_correct_it_to():
     labels = Labels(torch.tensor([0, 1]), torch.tensor([0, -1]), CLASSES)
-    found = wrong_labels(
+    found = measure_train(
         predictions([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]], [0, 1]), labels, torch.arange(2)
     )
     assert found["confidence"] == pytest.approx({"right": 0.6, "wrong": 0.4})
@@ -120,7 +125,7 @@ def test_an_image_from_outside_has_a_wrong_label_but_no_true_class_to_correct_it
 
 def test_where_all_labels_are_wrong_nothing_is_not_a_number():
     labels = Labels(torch.tensor([1, 1]), torch.tensor([0, 0]), CLASSES)
-    found = wrong_labels(
+    found = measure_train(
         predictions([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]], [0, 1]), labels, torch.arange(2)
     )
     assert found["detection"] == {"auroc": None, "average_precision": pytest.approx(1.0)}
@@ -143,3 +148,26 @@ def test_packed_weights_are_contiguous_whatever_the_network_prefers():
     packed = pack_networks([network])["weight"]
     assert packed.is_contiguous()
     assert_close(packed, network.weight.detach())
+
+
+def count_correct(predictions, labels):
+    return float((predictions.logits.argmax(dim=1) == labels.given).sum())
+
+
+def test_a_metric_of_the_training_examples_is_one_entry_of_a_table(monkeypatch):
+    monkeypatch.setitem(metrics.TRAIN_METRICS, "correct", count_correct)
+    labels = Labels(torch.tensor([0, 1, 0]), None, CLASSES)
+    seen = predictions([[0.1, 0.2, 0.7], [0.2, 0.5, 0.3], [0.9, 0.1, 0.0]], [2, 1, 0])
+    assert measure_train(seen, labels, torch.tensor([0, 1, 2]))["correct"] == 2.0
+    assert measure_train(seen, labels, torch.tensor([0, 2]))["correct"] == 1.0
+
+
+def test_a_metric_of_the_splits_is_one_entry_of_a_table(monkeypatch):
+    monkeypatch.setitem(metrics.SPLIT_METRICS, "correct", count_correct)
+    monkeypatch.setitem(metrics.SPLIT_METRICS, "unknown", lambda predictions, labels: float("nan"))
+    seen = predictions([[0.1, 0.2, 0.7], [0.2, 0.5, 0.3]], [1, 0])
+    judged = [Judged("test", torch.zeros(2, 1), torch.tensor([1, 2]))]
+    assert measure_splits({"test": seen}, judged, CLASSES) == {
+        "correct": {"test": 2.0},
+        "unknown": {"test": None},
+    }
