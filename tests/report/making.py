@@ -10,11 +10,9 @@ from nearsay.errors import ImageError
 from nearsay.label_issues import audit
 from nearsay.metrics import confidence
 from nearsay.noise import describe
-from nearsay.report import audited
-from nearsay.report.comparison import Comparison
+from nearsay.report import audit_page
 from nearsay.report.findings import Findings
-from nearsay.report.folders import FinishedRun
-from nearsay.report.groups import group_runs
+from nearsay.report.runs import Comparison, FinishedRun, group_runs
 from nearsay.training.display import plain
 
 SIZE = 5  # examples of a class, the last of which carries the label of the next class
@@ -153,4 +151,4 @@ def render_with(texts, root, monkeypatch):
         problem=" and ".join(texts),
         name=texts[0],
     )
-    return audited.render(findings)
+    return audit_page.render(findings)

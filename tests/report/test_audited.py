@@ -15,9 +15,9 @@ from markupsafe import Markup
 from PIL import Image
 
 from nearsay.batch import Files
-from nearsay.report import audited, charts, suspects
-from nearsay.report.mapping import MOST_POINTS, choose_points, place
-from nearsay.report.pictures import SIDE, Album
+from nearsay.report import audit_examples, audit_page, charts
+from nearsay.report.audit_examples import MOST_POINTS, choose_points, place
+from nearsay.report.findings import SIDE, Album
 from nearsay.training.display import plain
 from report.making import PAYLOADS, make_findings, render_with
 
@@ -69,7 +69,7 @@ def quick(monkeypatch):
 
 
 def read(findings):
-    return Reader(audited.render(findings))
+    return Reader(audit_page.render(findings))
 
 
 # Words
@@ -206,7 +206,7 @@ def test_a_card_shows_labels_score_decision_and_the_nearest_with_theirs(quick):
 
 
 def test_what_the_page_leaves_out_is_said_to_be_in_the_table(monkeypatch):
-    monkeypatch.setattr(suspects, "MOST_SUSPECTS", 2)
+    monkeypatch.setattr(audit_examples, "MOST_SUSPECTS", 2)
     words = read(make_findings(["cat", "dog", "emu"])).words("The most suspicious labels")
     assert "The first 2 of 3 suspicious labels" in words
     assert "The other suspicious labels are in audit.csv of the run." in words
@@ -315,7 +315,7 @@ def test_pictures_end_where_the_bytes_for_them_do(tmp_path, monkeypatch):
     for number in range(3):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     size = (tmp_path / "0.png").stat().st_size
-    monkeypatch.setattr("nearsay.report.pictures._MOST_BYTES", 2 * size)
+    monkeypatch.setattr("nearsay.report.findings._MOST_BYTES", 2 * size)
     album = Album(Files(tmp_path, ("0.png", "1.png", "2.png")))
     assert [album.address(number) is not None for number in (0, 1, 2, 0)] == [
         True,

@@ -13,9 +13,8 @@ import torch
 from markupsafe import Markup
 from safetensors.torch import save_file
 
-from nearsay.report import charts, folders, write_report
-from nearsay.report.comparison import compare
-from nearsay.report.groups import Spread, group_runs, spread
+from nearsay.report import charts, write_report
+from nearsay.report.runs import Spread, compare, group_runs, read_run, spread
 
 CLASSES = ("cat", "dog", "emu")
 
@@ -286,7 +285,7 @@ def test_means_and_deviations_are_those_of_a_sample():
 def names_of(*runs):
     return [
         (group.name, [run.seed for run in group.runs])
-        for group in group_runs(list(map(folders.read_run, runs)))
+        for group in group_runs(list(map(read_run, runs)))
     ]
 
 

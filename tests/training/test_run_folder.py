@@ -400,7 +400,7 @@ import sys
 from pathlib import Path
 from nearsay.doors.audit import read_doubt
 from nearsay.training.checkpoints import open_run
-from nearsay.reproduce.cells import Cell
+from nearsay.reproduce.plans import Cell
 from nearsay.reproduce.runs import Runs
 from nearsay.training.run_folder import check_same, read_experiment, read_origin, read_result
 

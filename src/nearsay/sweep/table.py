@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from nearsay.data import tables
 from nearsay.errors import BAD_DATA
-from nearsay.report.comparison import OTHER_JUDGES, judges_differ
-from nearsay.report.folders import FinishedRun, read_run
-from nearsay.report.groups import Group, Spread, group_runs
+from nearsay.report.runs import OTHER_JUDGES, judges_differ
+from nearsay.report.runs import FinishedRun, read_run
+from nearsay.report.runs import Group, Spread, group_runs
 from nearsay.sweep import Found, Outcome
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.progress import percent
