@@ -1,4 +1,4 @@
-"""The page of an audited run in a real browser: nothing hostile runs, and the map can be explored."""
+"""The page of an audited run in a real browser: no hostile text runs, and the map works."""
 
 import io
 import shutil
@@ -97,11 +97,13 @@ def test_the_map_tells_of_a_point_by_key_by_pointer_and_by_touch(opened, picture
 
 WHERE = """() => {
   const canvas = document.getElementById("atlas-canvas"), box = canvas.getBoundingClientRect();
-  const pen = canvas.getContext("2d"), { width, height } = canvas, seen = pen.getImageData(0, 0, width, height).data;
-  for (let at = 3; at < seen.length; at += 4)
-    if (seen[at] > 200) {
+  const { width, height } = canvas;
+  const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+  for (let at = 3; at < pixels.length; at += 4)
+    if (pixels[at] > 200) {
       const place = (at - 3) / 4, row = Math.floor(place / width);
-      return [box.left + 1 + (place % width) * box.width / width, box.top + 3 + row * box.height / height];
+      const left = box.left + 1 + (place % width) * box.width / width;
+      return [left, box.top + 3 + row * box.height / height];
     }
 }"""
 
@@ -129,7 +131,8 @@ def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(
         "each => getComputedStyle(each).gridTemplateColumns.split(' ').length"
     )
     assert columns == 2
-    dots = "all => all.map(each => getComputedStyle(each).printColorAdjust)"  # printers leave backgrounds out
+    # Printers leave backgrounds out.
+    dots = "all => all.map(each => getComputedStyle(each).printColorAdjust)"
     assert page.locator("#atlas-legend i").evaluate_all(dots) == ["exact"] * 3
     assert page.locator(".stage").bounding_box()["height"] < 500  # its legend is on the same sheet
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -140,7 +143,9 @@ def test_words_of_eight_letters_are_not_broken_below_a_neighbor(opened, pictures
         audit_page.render(make_findings(["a triangle", "a rectangle", "circle"], inputs=pictures))
     )
     page.set_viewport_size({"width": 1280, "height": 900})
-    tall = "all => all.map(e => [e.textContent, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)])"
+    tall = """all => all.map(
+        e => [e.textContent, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)]
+    )"""
     lines = dict(page.locator(".near b").evaluate_all(tall))
     assert lines["a triangle"] < 2.5
 
@@ -171,7 +176,9 @@ def test_names_that_begin_alike_can_be_told_apart(opened, pictures):
         audit_page.render(make_findings(names, inputs=pictures)),
         viewport={"width": 1400, "height": 800},
     )
-    whole = "all => all.map(each => each.scrollWidth <= each.clientWidth && getComputedStyle(each).whiteSpace)"
+    whole = """all => all.map(
+        each => each.scrollWidth <= each.clientWidth && getComputedStyle(each).whiteSpace
+    )"""
     assert set(page.locator(".near b, .who dd").evaluate_all(whole)) == {"normal"}
     tables = "all => all.map(each => each.scrollWidth <= each.clientWidth)"
     assert set(page.locator(".panels .scroll").evaluate_all(tables)) == {
