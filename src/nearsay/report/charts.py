@@ -181,6 +181,7 @@ def heat_map(
         for given, share in zip(names, line, strict=True):
             text = f"{share:.0f}" if share >= 0.5 else ""
             rows.append({"true": true, "given": given, "share": share, "text": text})
+    # Only very short names fit below a cell without turning them.
     angle = 0 if max(map(len, names)) <= 2 else -90
     labels: dict[str, Any] = {"labelExpr": _cut(26), "labelLimit": 200, "labelPadding": 5}
     axis: dict[str, Any] = {**labels, "domain": False, "ticks": False, "titlePadding": 8}
@@ -257,8 +258,9 @@ def _curves(
             row: Row = {"name": line.name, "line": f"{number}", "epoch": epoch}
             rows.append({**row, "accuracy": accuracy, "mean": str(line.is_mean)})
     legend = altair.Legend(**_LEGEND, labelExpr=_cut(width // 7), labelLimit=width, columns=columns)
+    # Whole epochs have no ticks between them.
     are_whole = all(epoch.is_integer() for line in lines for epoch, _ in line.points)
-    axis = altair.Axis(tickCount=6, tickMinStep=1 if are_whole else 0)
+    axis = altair.Axis(tickCount=6, tickMinStep=int(are_whole))
     # Few points are marked, because a line of one point would be invisible.
     is_short = max(len(line.points) for line in lines) < 10
     marks = altair.OverlayMarkDef(size=18) if is_short else False
@@ -317,26 +319,28 @@ def _grid(
     is_narrow: bool,
 ) -> altair.FacetChart:
     """Rows and columns of panels, which change places in a narrow window."""
-    highest = max(share for panel in panels for shares in panel.shares.values() for share in shares)
-    has_halves = any(half for panel in panels for _, half in panel.shares)
-    # Halves leave room for their names above and below.
-    top = (1.3 if has_halves else 1.05) * max(highest, 1)
     rows = _steps(panels, ticks[0], ticks[-1])
+    highest = max(1, *(abs(row["share"]) for row in rows))
+    has_halves = any(row["half"] for row in rows)
     if has_halves:
+        # Halves leave room for their names above and below.
+        top, bottom, num_ticks, height = 1.3 * highest, -1.3 * highest, 6, 150
         rows += _names_of_halves(panels, ticks[0], 0.9 * top)
+    else:
+        top, bottom, num_ticks, height = 1.05 * highest, 0, 4, 130
+    width, columns, share_title = 195, 2, "share of its kind (%)"
+    if is_narrow:
+        width, height, columns, share_title = 135, 150, 1, "share (%)"
     # Labels stay below their grid lines at both ends; vega would move them into the panel.
     axis = altair.Axis(values=list(ticks), labelFlush=False, labelOverlap=False)
     x = altair.X("x:Q", scale=altair.Scale(domain=[ticks[0], ticks[-1]]), axis=axis).title(title)
-    y = altair.Y("share:Q", stack=None).scale(domain=[-top if has_halves else 0, top])
-    y = y.title("share (%)" if is_narrow else "share of its kind (%)")
+    y = altair.Y("share:Q", stack=None).scale(domain=[bottom, top]).title(share_title)
     # A share that is drawn down is a positive number as well, so the axis shows no minus sign.
-    minus = "replace(datum.label, '\u2212', '')"
-    y = y.axis(labelExpr=minus, tickCount=6 if has_halves else 4)
-    height = 150 if has_halves or is_narrow else 130
-    base = altair.Chart(width=135 if is_narrow else 195, height=height)
+    y = y.axis(labelExpr="replace(datum.label, '\u2212', '')", tickCount=num_ticks)
+    base = altair.Chart(width=width, height=height)
     names = list(looks)
     colors, dashes, fills = map(list, zip(*looks.values(), strict=True))
-    legend = altair.Legend(**_LEGEND, columns=1 if is_narrow else 2, symbolOpacity=1)
+    legend = altair.Legend(**_LEGEND, columns=columns, symbolOpacity=1)
     steps = base.transform_filter("!datum.note").mark_area(interpolate="step-after", line=True)
     area = steps.encode(
         x,
@@ -361,19 +365,17 @@ def _faceted(
     *,
     is_narrow: bool,
 ) -> altair.FacetChart:
-    across, down = ("row", "column") if is_narrow else ("column", "row")
-    order = {
-        "row": list(dict.fromkeys(panel.row for panel in panels)),
-        "column": list(dict.fromkeys(panel.column for panel in panels)),
-    }
+    row_names = list(dict.fromkeys(panel.row for panel in panels))
+    column_names = list(dict.fromkeys(panel.column for panel in panels))
     head = altair.Header(title=None, labelFontSize=12, labelLimit=0)
-    lines = altair.Header(title=None, labelFontSize=11, labelLimit=0, labelExpr=_TWO_LINES)
-    facets: altair.FacetChart = chart.facet(
-        data=altair.InlineData(values=rows),
-        row=altair.Row(f"{down}:N", header=lines if is_narrow else head, sort=order[down]),
-        column=altair.Column(f"{across}:N", header=head, sort=order[across]),
-        spacing=24,
-    )
+    row = altair.Row("row:N", header=head, sort=row_names)
+    column = altair.Column("column:N", header=head, sort=column_names)
+    if is_narrow:
+        lines = altair.Header(title=None, labelFontSize=11, labelLimit=0, labelExpr=_TWO_LINES)
+        row = altair.Row("column:N", header=lines, sort=column_names)
+        column = altair.Column("row:N", header=head, sort=row_names)
+    data = altair.InlineData(values=rows)
+    facets: altair.FacetChart = chart.facet(data=data, row=row, column=column, spacing=24)
     return facets
 
 
@@ -383,7 +385,9 @@ def _steps(panels: Sequence[Panel], lowest: float, highest: float) -> list[dict[
     for panel in panels:
         for (kind, half), shares in panel.shares.items():
             place = {"row": panel.row, "column": panel.column, "kind": kind, "half": half}
-            sign, width = -1 if half == WRONG_PAIRS else 1, (highest - lowest) / len(shares)
+            width = (highest - lowest) / len(shares)
+            # Pairs with a wrong label hang down from zero.
+            sign = -1 if half == WRONG_PAIRS else 1
             for number, share in enumerate(_closed(shares)):
                 rows.append({**place, "x": lowest + width * number, "share": sign * share})
     return rows

@@ -57,11 +57,12 @@ class FinishedRun:
 
     def metrics(self) -> list[tuple[str, str]]:
         """Split and name of every number below `metrics` in the result, in their order."""
-        splits = self.result.get("metrics")
-        names: list[tuple[str, str]] = []
-        for split, values in splits.items() if isinstance(splits, dict) else ():
-            if isinstance(values, dict):
-                names += [(split, name) for name in values if _finite(values[name]) is not None]
+        names = []
+        # A file of another program may hold anything here, so only numbers of a split count.
+        for split, values in _items(self.result.get("metrics")):
+            for name, value in _items(values):
+                if _finite(value) is not None:
+                    names.append((split, name))
         return names
 
     def relabeled(self) -> str | None:
@@ -132,10 +133,9 @@ class Group:
         """A number of the result for each seed that has it: the mean over repetitions."""
         means = []
         for runs in self.by_seed():
-            numbers = [run.number(*names) for run in runs]
-            known = [number for number in numbers if number is not None]
-            if known:
-                means.append(math.fsum(known) / len(known))
+            of_seed = spread(run.number(*names) for run in runs)
+            if of_seed is not None:
+                means.append(of_seed.mean)
         return means
 
     def spread(self, *names: str) -> Spread | None:
@@ -171,13 +171,15 @@ def compare(paths: Sequence[Path], split: str | None = None) -> Comparison:
     comparison = Comparison(group_runs([read_run(path) for path in each_once(paths)]), split)
     if split is not None:
         return comparison
-    is_evaluated = {}
+    num_runs = len(comparison.runs())
+    num_evaluated = {}
     for name in ("test", "validation"):
-        accuracies = [run.number("accuracy", name, "final") for run in comparison.runs()]
-        is_evaluated[name] = [accuracy is not None for accuracy in accuracies]
-    for enough in (all, any):
-        for name, flags in is_evaluated.items():
-            if enough(flags):
+        accuracies = spread(run.number("accuracy", name, "final") for run in comparison.runs())
+        num_evaluated[name] = accuracies.num if accuracies is not None else 0
+    # A split that all runs have comes first, then one that some runs have.
+    for enough in (num_runs, 1):
+        for name, num in num_evaluated.items():
+            if num >= enough:
                 return comparison._replace(split=name)
     return comparison
 
@@ -188,12 +190,13 @@ def split_text(comparison: Comparison) -> str:
     if comparison.split == "validation":
         if all(map(_has_clean_validation, runs)):
             return "held-out validation set with clean labels"
-        labels = "each run has them" if any(map(_replaced_labels, runs)) else "they were given"
-        return f"held-out validation set (its labels as {labels})"
+        if any(map(_replaced_labels, runs)):
+            return "held-out validation set (its labels as each run has them)"
+        return "held-out validation set (its labels as they were given)"
     if comparison.split == "second_test":
         return "second test set"
-    is_clean = all(run.labels.clean is not None for run in runs)
-    return "clean test set" if is_clean else "test set"
+    knows_truth = all(run.labels.clean is not None for run in runs)
+    return "clean test set" if knows_truth else "test set"
 
 
 def judges_differ(runs: Iterable[FinishedRun], split: str | None) -> bool:
@@ -207,16 +210,22 @@ def source(groups: Sequence[Group]) -> str:
     """Where numbers come from: data sets, runs and seeds."""
     runs = Comparison(tuple(groups), None).runs()
     data = distinct(run.data() for run in runs)
-    seeds = sorted({run.seed for run in runs})
-    text = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
-    return f"Data: {data}; {counted(len(runs), 'run')}; {text}."
+    return f"Data: {data}; {counted(len(runs), 'run')}; {seeds_text(run.seed for run in runs)}."
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """Such as "seed 0" or "seeds 0, 1"."""
+    unique = sorted(set(seeds))
+    noun = "seed" if len(unique) == 1 else "seeds"
+    return f"{noun} {', '.join(map(str, unique))}"
 
 
 def run_names(comparison: Comparison) -> dict[Path, str]:
     """What to call each folder: its last name, or the whole path if two folders end alike."""
-    paths = [run.path for run in comparison.runs()]
-    are_unique = len({path.name for path in paths}) == len(paths)
-    return {path: plain(path.name if are_unique else str(path)) for path in paths}
+    names = {run.path: plain(run.path.name) for run in comparison.runs()}
+    if len({path.name for path in names}) == len(names):
+        return names
+    return {path: plain(str(path)) for path in names}
 
 
 def distinct(texts: Iterable[str]) -> str:
@@ -224,22 +233,22 @@ def distinct(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def spread(numbers: Iterable[float]) -> Spread | None:
-    """Mean and standard deviation of a sample, None if it is empty."""
-    values = list(numbers)
+def spread(numbers: Iterable[float | None]) -> Spread | None:
+    """Mean and standard deviation of a sample without missing numbers, None if it is empty."""
+    values = [number for number in numbers if number is not None]
     if not values:
         return None
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Spread(mean, None, 1)
+    # The deviation of a sample, hence n − 1.
     squares = math.fsum((value - mean) ** 2 for value in values)
     return Spread(mean, math.sqrt(squares / (len(values) - 1)), len(values))
 
 
 def single(run: FinishedRun, *names: str) -> Spread | None:
     """A number of the result of one run."""
-    number = run.number(*names)
-    return None if number is None else Spread(number, None, 1)
+    return spread([run.number(*names)])
 
 
 def each_once(paths: Iterable[Path]) -> list[Path]:
@@ -318,8 +327,12 @@ def _read_log(path: Path) -> tuple[dict[str, float], ...]:
         entry = _parse(line, path, f"line {number} of ")
         if not isinstance(entry, dict) or _finite(entry.get("epoch")) is None:
             raise ValueError(f"line {number} of {path} has no epoch. {CURE}")
-        numbers = {key: _finite(value) for key, value in entry.items()}
-        entries.append({key: value for key, value in numbers.items() if value is not None})
+        numbers = {}
+        for key, value in entry.items():
+            finite = _finite(value)
+            if finite is not None:
+                numbers[key] = finite
+        entries.append(numbers)
     if not entries:
         raise ValueError(f"{path} is empty. {CURE}")
     return tuple(sorted(entries, key=lambda entry: entry["epoch"]))
@@ -417,9 +430,8 @@ def _identity(run: FinishedRun) -> str:
     A seed inside the tree, such as that of the noise, mostly follows the seed of the run. If
     somebody chose it, an argument or override says so.
     """
-    pairs = [f"{key}={value}" for key, value in run.arguments.items()]
     seeds = []
-    for pair in (*pairs, *run.overrides):
+    for pair in (*map("=".join, run.arguments.items()), *run.overrides):
         key = pair.partition("=")[0]
         if key.endswith("seed") and key != "seed":
             seeds.append(pair)
@@ -444,7 +456,7 @@ def _names(firsts: Sequence[FinishedRun]) -> list[str]:
     if len(firsts) == 1:
         return [firsts[0].method()]
     names = []
-    for run, parts in zip(firsts, _differences([_choices(run) for run in firsts]), strict=True):
+    for run, parts in zip(firsts, _differences(list(map(_choices, firsts))), strict=True):
         names.append(" ".join(parts) or run.method())
     counts = Counter(names)
     fields = [dict(_leaves(_without(run.settings, "machine", "seed"))) for run in firsts]
@@ -484,6 +496,10 @@ def _choices(run: FinishedRun) -> dict[str, str]:
     chosen.update(recipe=run.recipe, method=run.method())
     chosen.pop("seed", None)
     return chosen
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    return value.items() if isinstance(value, dict) else ()
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -183,15 +183,19 @@ def ablation_points(
         choice = Choice()
         for stage in STAGES:
             words, values = _words(stage, data), _values(stage, data)
-            choices = [choice._replace(**{stage: word}) for word in words]
-            options = [_ablation_cells(data, rate, stage, each, trials) for each in choices]
-            is_over = all(is_settled(cell) for cells in options for cell in cells)
-            best = _best(options, validation) if is_over else None
+            options = []
+            for word in words:
+                option = choice._replace(**{stage: word})
+                options.append(_ablation_cells(data, rate, stage, option, trials))
+            # The best is known only after all runs of the stage.
+            best = None
+            if all(is_settled(cell) for cells in options for cell in cells):
+                best = _best(options, validation)
             for number, (value, cells) in enumerate(zip(values, options, strict=True)):
                 points.append(Point(stage, rate, value, cells, number == best))
             if best is None:
                 break
-            choice = choices[best]
+            choice = choice._replace(**{stage: words[best]})
     return points
 
 
@@ -278,12 +282,13 @@ def _without_oracle(method: str, column: Column) -> str:
 
 def _best(options: list[list[Cell]], validation: Callable[[Cell], float | None]) -> int | None:
     """The option with the highest mean, the first of equals; None if no run is finished."""
-    means = []
-    for cells in options:
+    best, highest = None, -math.inf
+    for number, cells in enumerate(options):
         accuracies = [validation(cell) for cell in cells]
         known = [accuracy for accuracy in accuracies if accuracy is not None]
-        means.append(sum(known) / len(known) if known else -math.inf)
-    return means.index(max(means)) if max(means) > -math.inf else None
+        if known and sum(known) / len(known) > highest:
+            best, highest = number, sum(known) / len(known)
+    return best
 
 
 def _ablation_cells(

@@ -5,7 +5,7 @@ figure as PNG, SVG and HTML.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from nearsay.data import tables
 from nearsay.report import charts
 from nearsay.report.charts import LABELS, SIMILARITIES, Axis, Drawing, Heading, Panel
 from nearsay.report.html import Section, figure, fill, joined, paragraph, scrolling
-from nearsay.report.runs import Spread, read_run, spread
+from nearsay.report.runs import Spread, read_run, seeds_text, spread
 from nearsay.reproduce import plans
 from nearsay.reproduce.paper import Printed, Row
 from nearsay.reproduce.plans import PANELS, TABLES, Cell, Column, Data, Table, entitled
@@ -124,8 +124,8 @@ def write_table(name: str, cells: Sequence[Cell], runs: Runs, out: Path, data: D
     write_whole(paths["tex"], as_latex(name, table, lines, notes, data).encode())
     tables.write(paths["csv"], as_columns(table, numbers, data))
     body = joined([as_html(table, lines, notes[0], data), *map(paragraph, notes[1:])])
-    section = Section("Accuracy on stand-ins" if data == "toy" else "Accuracy", body)
-    _write_page(paths["html"], entitled(table.title, data), section)
+    heading = "Accuracy on stand-ins" if data == "toy" else "Accuracy"
+    _write_page(paths["html"], entitled(table.title, data), Section(heading, body))
     return list(paths.values())
 
 
@@ -166,8 +166,7 @@ def write_ablation(
     has_choice = False
     for point in plans.ablation_points(data, trials, runs.validation, runs.is_settled):
         has_choice |= point.is_chosen
-        accuracies = [runs.validation(cell) for cell in runs.finished(point.cells)]
-        mean = spread(100 * accuracy for accuracy in accuracies if accuracy is not None)
+        mean = _percent_spread(map(runs.validation, runs.finished(point.cells)))
         if mean is not None:
             place = (point.stage, f"{100 * point.rate:.0f} % noise", point.value)
             points.append(charts.Point(*place, mean.mean, mean.deviation, point.is_chosen))
@@ -181,7 +180,8 @@ def write_ablation(
     source = f"{_source({'CIFAR-10': 'toy'}, data)} {describe_runs(cells, runs, 'point')}"
     if any(point.deviation is not None for point in points):
         source += " Bars are standard deviations of the sample."
-    remarks = [what, _CHOSEN if has_choice else _NOT_CHOSEN, source]
+    marks = _CHOSEN if has_choice else _NOT_CHOSEN
+    remarks = [what, marks, source]
     heading = Heading(entitled(plans.ABLATION_TITLE, data), remarks)
     title = "accuracy on held-out examples (%)"
     drawing = charts.ablation(points, axes, title=title, heading=heading)
@@ -229,9 +229,8 @@ def describe_runs(cells: Sequence[Cell], runs: Runs, place: str) -> str:
     trials = Counter((cell.recipe, cell.arguments, cell.overrides) for cell in finished)
     counts = sorted(set(trials.values()))
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    seeds = sorted({cell.seed for cell in finished})
-    noun = "seed" if len(seeds) == 1 else "seeds"
-    return f"Runs: n = {number} per {place}, {noun} {', '.join(map(str, seeds))}."
+    seeds = seeds_text(cell.seed for cell in finished)
+    return f"Runs: n = {number} per {place}, {seeds}."
 
 
 def make_lines(table: Table, numbers: Numbers, *, has_differences: bool) -> list[Line]:
@@ -254,18 +253,19 @@ def make_lines(table: Table, numbers: Numbers, *, has_differences: bool) -> list
 
 def as_markdown(table: Table, lines: Sequence[Line], notes: Sequence[str], data: Data) -> str:
     """A table that also reads as plain text."""
-    rows = [["method", "source", *(column.heading(data) for column in table.columns)]]
-    rows += [[line.name, line.source, *line.texts] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = [["method"], ["source"], *([column.heading(data)] for column in table.columns)]
+    for line in lines:
+        for column, text in zip(columns, (line.name, line.source, *line.texts), strict=True):
+            column.append(text)
     # The first two columns are text, all others numbers, which are aligned on the right.
-    ruler = ["-" * width for width in widths[:2]]
-    ruler += [f"{'-' * (width - 1)}:" for width in widths[2:]]
-    rows.insert(1, ruler)
-    printed = []
-    for row in rows:
-        cells = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
-        cells += [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
-        printed.append(f"| {' | '.join(cells)} |")
+    for number, column in enumerate(columns):
+        width = max(map(len, column))
+        is_text = number < 2
+        ruler = "-" * width if is_text else f"{'-' * (width - 1)}:"
+        column.insert(1, ruler)
+        aligned = str.ljust if is_text else str.rjust
+        columns[number] = [aligned(cell, width) for cell in column]
+    printed = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
     title = f"# {entitled(table.title, data)}"
     return "\n".join([title, "", *printed, "", *(f"{note}\n" for note in notes)])
 
@@ -298,7 +298,8 @@ def as_latex(
     for number, line in enumerate(lines):
         if number and line.name:
             is_other = (line.source == "quoted") != (lines[number - 1].source == "quoted")
-            parts.append(r"    \midrule" if is_other else r"    \addlinespace[2pt]")
+            rule = r"    \midrule" if is_other else r"    \addlinespace[2pt]"
+            parts.append(rule)
         cells = map(_latex, (line.name, line.source, *line.texts))
         parts.append(rf"    {' & '.join(cells)} \\")
     return "\n".join([*parts, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
@@ -320,7 +321,8 @@ def as_html(table: Table, lines: Sequence[Line], caption: str, data: Data) -> Ma
     group_cell = Markup('<th scope="colgroup" class="group" colspan="{}"><span>{}</span></th>')
     for group, size in _groups(table).items():
         text = f"{prefix}{group}"
-        heads[0].append(_head_cell(text) if size == 1 else group_cell.format(size, text))
+        cell = _head_cell(text) if size == 1 else group_cell.format(size, text)
+        heads[0].append(cell)
     if any(column.name for column in table.columns):
         heads.append([_head_cell(column.name) for column in table.columns])
     if data == "toy":
@@ -330,9 +332,11 @@ def as_html(table: Table, lines: Sequence[Line], caption: str, data: Data) -> Ma
     head = joined(Markup("<tr>{}</tr>").format(joined(cells)) for cells in heads)
     body = []
     for line in lines:
-        numbers = joined(Markup('<td class="number">{}</td>').format(text) for text in line.texts)
-        kind = Markup(' class="first"') if line.name else ""
-        name = f"{line.name} " if line.name else ""
+        numbers = joined(map(Markup('<td class="number">{}</td>').format, line.texts))
+        # The first line of a row carries its name and a rule above.
+        kind, name = "", ""
+        if line.name:
+            kind, name = Markup(' class="first"'), f"{line.name} "
         row = Markup('<tr{}><th scope="row">{}<span class="source">{}</span></th>{}</tr>')
         body.append(row.format(kind, name, line.source, numbers))
     return scrolling(caption, head, joined(body), style="grouped")
@@ -441,10 +445,13 @@ def _number(cells: Sequence[Cell], runs: Runs) -> Number:
     finished = runs.finished(cells)
 
     def over_seeds(kind: str) -> Spread | None:
-        shares = [runs.accuracy(cell, "test", kind) for cell in finished]
-        return spread(100 * share for share in shares if share is not None)
+        return _percent_spread(runs.accuracy(cell, "test", kind) for cell in finished)
 
     return Number(over_seeds("final"), over_seeds("best"), over_seeds("last_10"), finished)
+
+
+def _percent_spread(shares: Iterable[float | None]) -> Spread | None:
+    return spread(100 * share for share in shares if share is not None)
 
 
 def _text(number: Spread | None, *, has_count: bool) -> str:
@@ -467,19 +474,23 @@ def _difference(ours: Spread | None, printed: Printed) -> str:
 def _record(
     row: Row, column: Column, printed: Printed, number: Number, data: Data
 ) -> dict[str, tables.Cell]:
-    final, is_toy = number.final, data == "toy"
+    # Missing numbers are None, which is an empty cell.
+    mean, deviation, num = number.final or (None, None, 0)
+    stand_in, difference = None, _rounded(_gap(number.final, printed))
+    if data == "toy":
+        stand_in, difference = column.stand_in.recipe, None
     return {
         "method": row.name,
         "column": column.title,
-        "stand_in": column.stand_in.recipe if is_toy else None,
+        "stand_in": stand_in,
         "kind": "quoted" if row.method is None else "run",
-        "mean": _mean(final),
-        "deviation": _rounded(final.deviation) if final else None,
-        "n": final.num if final else 0,
+        "mean": _rounded(mean),
+        "deviation": _rounded(deviation),
+        "n": num,
         "paper": None if printed.mean is None else printed.text,
         "paper_mean": printed.mean,
         "paper_deviation": printed.deviation,
-        "difference": None if is_toy else _rounded(_gap(final, printed)),
+        "difference": difference,
         "best_mean": _mean(number.best),
         "last_10_mean": _mean(number.last_10),
         "seeds": " ".join(str(cell.seed) for cell in number.cells) or None,
