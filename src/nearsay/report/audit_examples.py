@@ -66,11 +66,13 @@ def duplicates(findings: Findings) -> Section | None:
         members.setdefault(int(groups[position]), []).append(position)
     ranked = sorted(members.values(), key=lambda group: not _differ(findings, group))
     num_mixed = sum(_differ(findings, group) for group in ranked)
-    is_cut = len(ranked) > _MOST_GROUPS
+    shown = ""
+    if len(ranked) > _MOST_GROUPS:
+        shown = f"The first {_MOST_GROUPS} are shown, those that differ first."
     text = paragraph(
         f"{counted(len(ranked), 'group')} of examples that are nearly the same; in {num_mixed:,} "
         "of them the labels differ.",
-        f"The first {_MOST_GROUPS} are shown, those that differ first." if is_cut else "",
+        shown,
     )
     rows = joined(_group(findings, group) for group in ranked[:_MOST_GROUPS])
     html = joined([text, Markup('<ul class="groups">{}</ul>').format(rows)])
@@ -79,6 +81,7 @@ def duplicates(findings: Findings) -> Section | None:
 
 def outsiders(findings: Findings) -> Section | None:
     """Examples that are unlike all others."""
+    # Low scores are far from all neighbors, and lists start with them.
     scores = findings.audit.ood_scores
     if scores is None or not len(scores):
         return None
@@ -171,6 +174,7 @@ def place(features: Tensor, chosen: Tensor) -> Tensor:
     if len(chosen) >= 10 and values[-1] > 1e-12:
         reduced = torch.from_numpy(_unfolded(reduced.float().numpy())).double()
     flat = reduced[:, :2] - reduced[:, :2].amin(dim=0)  # (n, 2)
+    # One factor for both axes keeps the shape; a single point goes to the middle.
     extent = flat.max() if len(flat) else torch.tensor(0.0)
     return flat / extent if extent > 0 else torch.full_like(flat, 0.5)
 
@@ -246,6 +250,7 @@ def _card(findings: Findings, position: int, number: int) -> Markup:
         seems = Markup('<dt>seems</dt><dd class="seems">{} <span>{}</span></dd>')
         details.append(seems.format(findings.label(suggested), probability))
     if findings.clean is not None:
+        # A true class of −1 is outside the vocabulary.
         truth = int(findings.clean[position])
         name = findings.label(truth) if truth >= 0 else "not one of the classes"
         details.append(Markup("<dt>truth</dt><dd>{}</dd>").format(name))
@@ -255,6 +260,7 @@ def _card(findings: Findings, position: int, number: int) -> Markup:
     score = score_text(audit.scores[position].item())
     details.append(Markup("<dt>score</dt><dd>{}</dd>").format(score))
     file = findings.file(index)
+    name = f": {file}" if file else ""
     return Markup(
         '<li class="card"><div class="who">{}<dl>{}</dl></div>{}'
         '<p class="name">{}. example {}{}</p></li>'
@@ -264,7 +270,7 @@ def _card(findings: Findings, position: int, number: int) -> Markup:
         _neighbors(findings, position, given, suggested),
         number,
         index,
-        f": {file}" if file else "",
+        name,
     )
 
 

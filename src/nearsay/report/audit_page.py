@@ -164,6 +164,7 @@ def matrix(findings: Findings) -> Section | None:
         caption = f"{counted(findings.summary['num_labeled'], 'label')}, as estimated by the audit."
         chart = figure(drawing, caption, label="Heat map: given label by likely class")
         return Section(_CONFUSED, joined([text, panels([chart, _pairs(findings)])]))
+    # The diagonal holds the labels that seem right, which are not confused with anything.
     off = (100 * noise).fill_diagonal_(0).flatten()
     rows: list[list[str]] = []
     for cell in off.argsort(descending=True, stable=True)[:MOST_CELLS].tolist():
@@ -217,10 +218,10 @@ def _in_words(findings: Findings) -> Markup:
         auroc = percent_text(summary["detection"]["score"]["auroc"])
         share = percent_text(wrong[findings.audit.given >= 0].double().mean().item())
         num = int(wrong.sum())
+        be = "is" if num == 1 else "are"
         sentences.append(
-            f"Here the truth is known: {counted(num, 'label')} ({share}) "
-            f"{'is' if num == 1 else 'are'} wrong, and the audit ranks a wrong label below a right "
-            f"one in {auroc} of pairs."
+            f"Here the truth is known: {counted(num, 'label')} ({share}) {be} wrong, and the audit "
+            f"ranks a wrong label below a right one in {auroc} of pairs."
         )
     return joined(map(paragraph, sentences))
 

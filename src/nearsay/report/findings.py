@@ -85,6 +85,7 @@ class Album:
             num_tiles += has_picture
         largest = max((max(image.size) for image in images), default=_TILE)
         side = min(_TILE, -(-largest // _BLOCK) * _BLOCK)
+        # Images that are no larger than a tile keep sharp pixels.
         method = Image.Resampling.NEAREST if largest <= side else Image.Resampling.BILINEAR
         addresses = []
         for start in range(0, len(images), _COLUMNS**2):
@@ -101,10 +102,14 @@ class Album:
             return None
         if isinstance(self._inputs, Tensor):
             pixels = self._inputs[index].permute(1, 2, 0).contiguous().numpy()  # (H, W, C)
-            return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+            if pixels.shape[2] == 1:
+                # An image with one channel is an array without it.
+                pixels = pixels[:, :, 0]
+            return Image.fromarray(pixels)
         path = self._inputs.root / self._inputs.names[index]
         try:
             self._bytes_left -= path.stat().st_size
+            # A file that goes over the limit is left out, and so are all that follow it.
             if self._bytes_left < 0:
                 self.num_left_out += 1
                 return None
@@ -132,6 +137,7 @@ class Findings:
     album: Album = field(init=False)
 
     def __post_init__(self) -> None:
+        # The album belongs to the inputs, and the dataclass is frozen.
         object.__setattr__(self, "album", Album(self.inputs))
 
     def label(self, number: int) -> str:
@@ -171,6 +177,7 @@ class Findings:
         if index not in self.corrections:
             return None
         label = self.corrections[index]
+        # −1 is the decision that no class fits.
         return self.label(label) if label >= 0 else "label dropped"
 
     def picture(self, index: int, text: str, *, is_small: bool = False) -> Markup:

@@ -261,6 +261,7 @@ def each_once(paths: Iterable[Path]) -> list[Path]:
 
 def group_runs(runs: Sequence[FinishedRun]) -> tuple[Group, ...]:
     """Groups in the order in which their first runs come."""
+    # Runs with the same identity form a group, in whatever order they come.
     members: dict[str, list[FinishedRun]] = {}
     for run in runs:
         members.setdefault(_identity(run), []).append(run)
@@ -283,6 +284,7 @@ def read_run(path: Path) -> FinishedRun:
         file = path / "result.json"
         raise ValueError(f"seed in {file} must be a whole number, got {seed!r}. {CURE}")
     record = config.current_record(_read_object(path / "experiment.json"))
+    # Each part is checked, because a file of another program may have the same name.
     parts = [("arguments", dict), ("overrides", list), ("experiment", dict)]
     if not all(isinstance(record.get(name), kind) for name, kind in parts):
         names = "arguments, overrides and experiment"
@@ -440,6 +442,7 @@ def _identity(run: FinishedRun) -> str:
 
 def _settings(run: FinishedRun, *left_out: str) -> str:
     """All that makes two runs the same, as text; "machine" only says where a run took place."""
+    # The hash of replaced labels counts as a setting, because their file may change.
     settings = {**run.settings, "relabeled": run.relabeled()}
     return json.dumps(_without(settings, "machine", *left_out), sort_keys=True)
 

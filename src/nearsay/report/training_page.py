@@ -138,12 +138,17 @@ def curves(comparison: Comparison) -> Section | None:
     thick: list[charts.Line] = []
     for group in comparison.groups:
         seeds = []
+        lines_of_group = []
         for runs in group.by_seed():
-            seeds.append([points for run in runs if (points := _points(run, key))])
-        every_run = [points for curves_of_seed in seeds for points in curves_of_seed]
-        if len(every_run) > 1:
-            thin += [charts.Line(group.name, False, sorted(run.items())) for run in every_run]
-        means = _mean_curve([curves_of_seed for curves_of_seed in seeds if curves_of_seed])
+            curves_of_seed = list(filter(None, (_points(run, key) for run in runs)))
+            for points in curves_of_seed:
+                lines_of_group.append(charts.Line(group.name, False, sorted(points.items())))
+            if curves_of_seed:
+                seeds.append(curves_of_seed)
+        # One run is its own mean and needs no thin line.
+        if len(lines_of_group) > 1:
+            thin += lines_of_group
+        means = _mean_curve(seeds)
         if means:
             thick.append(charts.Line(group.name, True, means))
     # Means come last, so that they are drawn above the runs.
@@ -164,10 +169,15 @@ def curves(comparison: Comparison) -> Section | None:
 
 def confidence(comparison: Comparison) -> Section:
     """How sure the networks are of the labels they were trained on."""
-    drawn = [(group, *_histograms(group)) for group in comparison.groups]
-    shares = [share for _, bars, _ in drawn for histogram in bars for share in histogram.shares]
+    drawn = []
+    highest = 0.0
+    for group in comparison.groups:
+        bars, counts = _histograms(group)
+        drawn.append((group, bars, counts))
+        for histogram in bars:
+            highest = max(highest, *histogram.shares)
     # All charts have the same axis, so that they can be compared.
-    highest = 10 * math.ceil(max(shares, default=100) / 10)
+    highest = 10 * math.ceil(highest / 10)
     figures = []
     for group, bars, counts in drawn:
         if bars:
@@ -273,6 +283,7 @@ def _accuracy(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Mar
     spreads = [accuracy for _, accuracy in ranked]
     has_means = any(accuracy.num > 1 for accuracy in spreads)
     runs = f"mean ± standard deviation over {_num_runs(spreads)}" if has_means else "one run"
+    # The best, the second and the last; with fewer groups some are the same.
     names = []
     for group, accuracy in (*ranked[:2], ranked[-1]):
         names += [strong(group.name), strong(percent(accuracy))]
@@ -289,7 +300,8 @@ def _accuracy(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Mar
         )
         text = text.format(place, *names, runs)
     text += _difference(comparison, ranked[0][0], ranked[1][0])
-    if judges_differ((run for group, _ in ranked for run in group.runs), comparison.split):
+    groups = tuple(group for group, _ in ranked)
+    if judges_differ(Comparison(groups, None).runs(), comparison.split):
         text += (
             " The runs were judged by different labels, which makes cleaned ones look better: "
             "nearsay evaluate with --data judges them by the same."
@@ -315,8 +327,9 @@ def _difference(comparison: Comparison, best: Group, second: Group) -> Markup:
 
 def _wrong_labels(comparison: Comparison, ranked: list[tuple[Group, Spread]]) -> Markup:
     """What is predicted for training examples with a wrong label, by the best and the worst."""
-    ends = [group for group, _ in ranked[:1] + ranked[-1:]]
-    groups = list(dict.fromkeys(ends)) or list(comparison.groups[:2])
+    groups = list(comparison.groups[:2])
+    if ranked:
+        groups = list(dict.fromkeys([ranked[0][0], ranked[-1][0]]))
     rates, pieces = [], []
     for group in groups:
         rate = group.spread("labels", "effective_rate")
@@ -405,6 +418,7 @@ def _mean_curve(seeds: Sequence[Sequence[dict[float, float]]]) -> list[tuple[flo
 
 def _histograms(group: Group) -> tuple[list[charts.Histogram], str]:
     """Histograms of right and wrong labels, or of all if the truth is unknown; and their counts."""
+    # The runs of a group are pooled; right and wrong are only told apart if all know the truth.
     trust = torch.cat([run.trust for run in group.runs])
     wrongs = [wrong for run in group.runs if (wrong := run.is_wrong()) is not None]
     if len(wrongs) == len(group.runs):
@@ -424,7 +438,8 @@ def _histograms(group: Group) -> tuple[list[charts.Histogram], str]:
 
 def _heat_map(draws: Sequence[str], groups: Sequence[Group], *, are_all: bool) -> Markup:
     """The noise of some groups that share their labels, each draw of the noise counted once."""
-    runs = {run.noise.fingerprint: run for group in groups for run in group.runs}
+    # Runs with the same fingerprint learned the same labels, so any of them will do.
+    runs = {run.noise.fingerprint: run for run in Comparison(tuple(groups), None).runs()}
     counts = sum((runs[draw].noise.matrix for draw in draws), start=torch.tensor(0))  # (C, C)
     shares = 100 * counts / counts.sum(dim=1, keepdim=True).clamp(min=1)  # (C, C), rows sum to 100
     heading = "" if are_all else distinct(group.name for group in groups)

@@ -228,6 +228,7 @@ def make_cells(row: str, column: str, setting: Setting, method: str, trials: int
 
 def call(cell: Cell, data: Data) -> config.Call:
     """The experiment of a run; ConfigError if the recipe does not take it."""
+    # Stand-ins need no files, so they have no paths.
     words = [*cell.arguments, f"seed={cell.seed}"]
     if data != "toy":
         folder = _folder(data, cell.recipe)
@@ -361,7 +362,7 @@ def _real(group: str, recipe: str, *arguments: str, batch_size: int = _USUAL_BAT
     """Images with noisy labels of their own; digits with noise by image stand in for them."""
     overrides: tuple[str, ...] = ()
     fewer: tuple[str, ...] = ()
-    # With the usual batch size the run is one of another table too.
+    # With the usual batch size the run belongs to another table too, so it has the same name.
     if batch_size != _USUAL_BATCH:
         overrides = (f"batch_size={batch_size}",)
         fewer = (f"batch_size={batch_size // _STAND_IN_SHRINKS}",)

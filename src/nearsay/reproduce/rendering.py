@@ -105,10 +105,9 @@ Numbers = dict[tuple[str, str], Number]  # by row and column
 
 def write_table(name: str, cells: Sequence[Cell], runs: Runs, out: Path, data: Data) -> list[Path]:
     """Write `name.md`, `.tex`, `.csv` and `.html` into `out`; returns their paths."""
+    # A row that is only quoted has no cells, and its numbers stay empty.
     table = TABLES[name]
-    by_place: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        by_place.setdefault((cell.row, cell.column), []).append(cell)
+    by_place = _by_place(cells)
     numbers = {}
     for row in table.rows:
         for column in table.columns:
@@ -133,11 +132,8 @@ def write_panels(name: str, cells: Sequence[Cell], runs: Runs, out: Path, data: 
     """Write the figure of confidences or similarities as `name.png`, `.svg` and `.html`."""
     shares = confidence_shares if name == "confidence" else similarity_shares
     columns = {column.title: column for column in PANELS[name].columns}
-    by_place: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        by_place.setdefault((cell.row, cell.column), []).append(cell)
     panels, stand_ins, left_out = [], {}, []
-    for (row, column_title), trials in by_place.items():
+    for (row, column_title), trials in _by_place(cells).items():
         column = columns[column_title]
         title = column.panel(data)
         trial_shares = [shares(runs.path(cell)) for cell in runs.finished(trials)]
@@ -218,7 +214,7 @@ def similarity_shares(folder: Path) -> Shares:
     features, labels = _trained_on(folder)
     counts = metrics.similarity_histogram(
         features, labels, bins=_SIMILARITY_BINS, num_pairs=_NUM_PAIRS
-    ).counts  # (2, 2, bins)
+    ).counts  # (2, 2, bins): same or different labels, right or wrong
     kinds = zip(SIMILARITIES, counts.flatten(0, 1), strict=True)
     return {kind: _percent(bins) for kind, bins in kinds}
 
@@ -235,6 +231,7 @@ def describe_runs(cells: Sequence[Cell], runs: Runs, place: str) -> str:
 
 def make_lines(table: Table, numbers: Numbers, *, has_differences: bool) -> list[Line]:
     """Ours, the paper's and their difference for a row that is run; one line for a quoted row."""
+    # The number of runs is said once if it is the same everywhere, else beside each number.
     counts = {number.final.num for number in numbers.values() if number.final is not None}
     same = f" (n={min(counts)})" if len(counts) == 1 else ""
     lines = []
@@ -295,6 +292,7 @@ def as_latex(
         stand_ins = [_latex(column.stand_in.recipe) for column in table.columns]
         parts.append(rf"    & stand-in & {' & '.join(stand_ins)} \\")
     parts.append(r"    \midrule")
+    # Rules separate quoted rows from those that are run, and small gaps all others.
     for number, line in enumerate(lines):
         if number and line.name:
             is_other = (line.source == "quoted") != (lines[number - 1].source == "quoted")
@@ -342,6 +340,14 @@ def as_html(table: Table, lines: Sequence[Line], caption: str, data: Data) -> Ma
     return scrolling(caption, head, joined(body), style="grouped")
 
 
+def _by_place(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    """The trials of each number, by row and column."""
+    trials: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        trials.setdefault((cell.row, cell.column), []).append(cell)
+    return trials
+
+
 def _head_cell(text: str) -> Markup:
     # No line ends within a name or a rate.
     whole = text.replace(" %", "\u00a0%").replace("-", "\u2011")
@@ -387,6 +393,7 @@ def _trained_on(folder: Path) -> tuple[Tensor, Labels]:
 
 def _without_empty_half(panels: Sequence[Panel]) -> tuple[float, list[Panel]]:
     """From 0 instead of −1 if no similarity is negative, as after a ReLU."""
+    # The lower half of the bins is of negative similarities.
     half = _SIMILARITY_BINS // 2
     upper = []
     for panel in panels:
@@ -402,7 +409,8 @@ def _source(stand_ins: dict[str, str], data: Data) -> str:
     if data != "toy":
         return f"Data: {', '.join(stand_ins)}."
     pairs = [f"{recipe} data for {group}" for group, recipe in stand_ins.items()]
-    return f"{'Stand-in' if len(pairs) == 1 else 'Stand-ins'}: {', '.join(pairs)}."
+    noun = "Stand-in" if len(pairs) == 1 else "Stand-ins"
+    return f"{noun}: {', '.join(pairs)}."
 
 
 def _percent(counts: Tensor) -> list[float]:

@@ -39,6 +39,7 @@ class Runs:
             result = read_result(self.path(cell))
             if result is None:
                 return None
+            # A folder of the same name may hold another experiment, or be incomplete.
             _check_same(self.path(cell), cell)
             if not is_whole(self.path(cell)):
                 return None
@@ -117,6 +118,7 @@ def reproduce(
     tell: Callable[[str], None] | None,
 ) -> Reproduced:
     """See `nearsay.reproduce.reproduce`."""
+    # Without a writer nothing is trained or written.
     write = None if dry_run else _writer(name, trials)
     runs = Runs(folder=out / "runs", only=only)
     cells = _plan(name, data, trials, runs)
@@ -133,6 +135,7 @@ def reproduce(
             if tell is not None:
                 tell(f"{number}/{len(missing)}  {cell.run}")
             _train(called, cell, runs, data, display)
+        # New results may name the runs of a later stage.
         cells = _plan(name, data, trials, runs)
     files = () if write is None else tuple(write(cells, runs, out, data))
     missing = runs.missing(cells)
