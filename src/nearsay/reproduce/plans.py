@@ -313,7 +313,7 @@ def _words(stage: Stage, data: Data) -> list[str]:
     if stage == "alpha":
         return list(map(str, ALPHAS))
     if stage == "k":
-        return ["none" if k is None else str(k) for k in NEIGHBORS]
+        return [str(k or "none") for k in NEIGHBORS]
     # NCR starts at the same share of a shorter run.
     scale = num_epochs(data) / ABLATION_EPOCHS
     return [f"{start * scale:g}" for start in STARTS]
@@ -321,7 +321,7 @@ def _words(stage: Stage, data: Data) -> list[str]:
 
 def _values(stage: Stage, data: Data) -> list[float]:
     if stage == "k":
-        return [ABLATION_BATCH if k is None else k for k in NEIGHBORS]
+        return [k or ABLATION_BATCH for k in NEIGHBORS]
     return list(map(float, _words(stage, data)))
 
 

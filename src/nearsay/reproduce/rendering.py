@@ -117,15 +117,14 @@ def write_table(name: str, cells: Sequence[Cell], runs: Runs, out: Path, data: D
     notes = [_caption(has_differences=data != "toy"), *table.notes]
     if data == "toy":
         notes.insert(0, STAND_IN)
-    out.mkdir(parents=True, exist_ok=True)
-    paths = {ending: out / f"{name}.{ending}" for ending in ("md", "tex", "csv", "html")}
-    write_whole(paths["md"], as_markdown(table, lines, notes, data).encode())
-    write_whole(paths["tex"], as_latex(name, table, lines, notes, data).encode())
-    tables.write(paths["csv"], as_columns(table, numbers, data))
+    md, tex, csv, html = _paths(out, name, "md", "tex", "csv", "html")
+    write_whole(md, as_markdown(table, lines, notes, data).encode())
+    write_whole(tex, as_latex(name, table, lines, notes, data).encode())
+    tables.write(csv, as_columns(table, numbers, data))
     body = joined([as_html(table, lines, notes[0], data), *map(paragraph, notes[1:])])
     heading = "Accuracy on stand-ins" if data == "toy" else "Accuracy"
-    _write_page(paths["html"], entitled(table.title, data), Section(heading, body))
-    return list(paths.values())
+    _write_page(html, entitled(table.title, data), Section(heading, body))
+    return [md, tex, csv, html]
 
 
 def write_panels(name: str, cells: Sequence[Cell], runs: Runs, out: Path, data: Data) -> list[Path]:
@@ -215,16 +214,16 @@ def similarity_shares(folder: Path) -> Shares:
     counts = metrics.similarity_histogram(
         features, labels, bins=_SIMILARITY_BINS, num_pairs=_NUM_PAIRS
     ).counts  # (2, 2, bins): same or different labels, right or wrong
-    kinds = zip(SIMILARITIES, counts.flatten(0, 1), strict=True)
-    return {kind: _percent(bins) for kind, bins in kinds}
+    return dict(zip(SIMILARITIES, map(_percent, counts.flatten(0, 1)), strict=True))
 
 
 def describe_runs(cells: Sequence[Cell], runs: Runs, place: str) -> str:
     """How many runs a panel or point has, and their seeds."""
     finished = runs.finished(cells)
     trials = Counter((cell.recipe, cell.arguments, cell.overrides) for cell in finished)
-    counts = sorted(set(trials.values()))
-    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    number, most = str(min(trials.values())), max(trials.values())
+    if number != str(most):
+        number = f"{number} to {most}"
     seeds = seeds_text(cell.seed for cell in finished)
     return f"Runs: n = {number} per {place}, {seeds}."
 
@@ -240,11 +239,14 @@ def make_lines(table: Table, numbers: Numbers, *, has_differences: bool) -> list
         if row.method is None:
             lines.append(Line(f"{row.name} ({row.cited})", "quoted", printed))
             continue
-        ours = [numbers[row.name, column.title].final for column in table.columns]
-        texts = [_text(number, has_count=not same) for number in ours]
+        texts, differences = [], []
+        for column, number in zip(table.columns, row.printed, strict=True):
+            ours = numbers[row.name, column.title].final
+            texts.append(_text(ours, has_count=not same))
+            differences.append(_difference(ours, number))
         lines += [Line(row.name, f"nearsay{same}", texts), Line("", "paper", printed)]
         if has_differences:
-            lines.append(Line("", "difference", list(map(_difference, ours, row.printed))))
+            lines.append(Line("", "difference", differences))
     return lines
 
 
@@ -315,16 +317,18 @@ def as_columns(table: Table, numbers: Numbers, data: Data) -> dict[str, list[tab
 def as_html(table: Table, lines: Sequence[Line], caption: str, data: Data) -> Markup:
     """A table with groups of columns; a cell of the head spans the columns of its group."""
     heads: list[list[Markup]] = [[]]
+    stand_ins = [column.stand_in.recipe for column in table.columns]
+    names = [column.name for column in table.columns]
     prefix = "stand-in for " if data == "toy" else ""
     group_cell = Markup('<th scope="colgroup" class="group" colspan="{}"><span>{}</span></th>')
     for group, size in _groups(table).items():
         text = f"{prefix}{group}"
         cell = _head_cell(text) if size == 1 else group_cell.format(size, text)
         heads[0].append(cell)
-    if any(column.name for column in table.columns):
-        heads.append([_head_cell(column.name) for column in table.columns])
+    if any(names):
+        heads.append(list(map(_head_cell, names)))
     if data == "toy":
-        heads.append([_head_cell(column.stand_in.recipe) for column in table.columns])
+        heads.append(list(map(_head_cell, stand_ins)))
     corner = Markup('<th scope="col" class="corner" rowspan="{}">method</th>').format(len(heads))
     heads[0].insert(0, corner)
     head = joined(Markup("<tr>{}</tr>").format(joined(cells)) for cells in heads)
@@ -423,8 +427,8 @@ def _mean_shares(trials: Sequence[Shares]) -> Shares:
     """The mean over trials, which count alike."""
     means = {}
     for kind in trials[0]:
-        bins = zip(*(shares[kind] for shares in trials), strict=True)
-        means[kind] = [sum(shares) / len(shares) for shares in bins]
+        by_bin = zip(*(shares[kind] for shares in trials), strict=True)
+        means[kind] = [sum(shares) / len(shares) for shares in by_bin]
     return means
 
 
@@ -432,16 +436,20 @@ def _write_figure(
     name: str, drawing: Drawing, heading: Heading, more: Sequence[str], out: Path, data: Data
 ) -> list[Path]:
     """The three files; the page says more below the figure than a picture can."""
-    out.mkdir(parents=True, exist_ok=True)
-    paths = {ending: out / f"{name}.{ending}" for ending in ("png", "svg", "html")}
-    write_whole(paths["png"], drawing.png)
-    write_whole(paths["svg"], drawing.svg.encode())
+    png, svg, html = _paths(out, name, "png", "svg", "html")
+    write_whole(png, drawing.png)
+    write_whole(svg, drawing.svg.encode())
     title, remarks = "Figure", [*heading.remarks, *more]
     if data == "toy":
         title, remarks = "Figure from stand-ins", [_STAND_IN_FIGURE, *remarks]
     section = Section(title, figure(drawing.html, " ".join(remarks), label=heading.title))
-    _write_page(paths["html"], heading.title, section)
-    return list(paths.values())
+    _write_page(html, heading.title, section)
+    return [png, svg, html]
+
+
+def _paths(out: Path, name: str, *endings: str) -> list[Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    return [out / f"{name}.{ending}" for ending in endings]
 
 
 def _write_page(path: Path, title: str, section: Section) -> None:

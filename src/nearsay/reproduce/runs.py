@@ -70,7 +70,11 @@ class Runs:
 
     def finished(self, cells: Iterable[Cell]) -> list[Cell]:
         """The runs that are finished, each once."""
-        return list({cell.run: cell for cell in cells if self.result(cell) is not None}.values())
+        finished = {}
+        for cell in cells:
+            if self.result(cell) is not None:
+                finished[cell.run] = cell
+        return list(finished.values())
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The runs that are wanted and not finished, each once."""
@@ -98,11 +102,13 @@ class Reproduced:
         hours = "time unmeasured" if self.hours is None else f"about {self.hours:.1f} hours"
         later = f", {self.num_later} more that depend on them" if self.num_later else ""
         first = f"{self.name}: runs: {len(self.done)} done, {len(self.to_do)} to do{later}"
-        lines = [f"{first} ({hours})" if self.to_do else first]
-        lines += [f"done    {run}" for run in self.done]
-        lines += [f"to do   {run}" for run in self.to_do]
-        lines += [f"failed  {run}: {reason}" for run, reason in self.failed.items()]
-        lines += [f"wrote   {path}" for path in self.files]
+        if self.to_do:
+            first = f"{first} ({hours})"
+        lines = [first]
+        lines += map("done    {}".format, self.done)
+        lines += map("to do   {}".format, self.to_do)
+        lines += map("failed  {}: {}".format, self.failed, self.failed.values())
+        lines += map("wrote   {}".format, self.files)
         return "\n".join(lines)
 
 
