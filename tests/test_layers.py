@@ -41,7 +41,7 @@ DOORS = {  # a star stands for any ending, a slash for every file of a folder
     "lightning": ["integrations/lightning.py"],
     "transformers": ["integrations/transformers.py"],
     "datasets": ["data/hub.py"],
-    "sklearn": ["integrations/sklearn.py", "data/digits.py", "report/mapping.py"],
+    "sklearn": ["integrations/sklearn.py", "data/digits.py", "report/audit_examples.py"],
     "onnx*": ["integrations/export.py"],
     "optuna": ["sweep/"],
     "altair": ["report/"],

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lab.record import Record, as_wanted, device_seconds
 from lab.run_queue import Wanted, queue
-from nearsay.report.groups import Spread, spread
+from nearsay.report.runs import Spread, spread
 
 NOT_RUN = "not run"
 NOTHING = "–"

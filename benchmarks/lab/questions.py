@@ -26,7 +26,7 @@ from lab.run_queue import (
     without,
 )
 from nearsay.recipes.cifar import LEARNED
-from nearsay.report.groups import Spread
+from nearsay.report.runs import Spread
 
 _STAGE_TITLES = {
     "alpha": "α, the weight of NCR",

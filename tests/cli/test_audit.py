@@ -26,7 +26,7 @@ def finished(tmp_path_factory):
 
 
 def test_labels_are_audited_cleaned_and_learned_again(finished, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("nearsay.report.mapping.MOST_POINTS", 50)
+    monkeypatch.setattr("nearsay.report.audit_examples.MOST_POINTS", 50)
     assert cli.main(["audit", str(finished), "--show", "3"]) == 0
     said = capsys.readouterr().out
     assert f"open {finished / 'report.html'} in a browser" in said
@@ -309,7 +309,7 @@ def test_where_no_label_could_be_judged_the_share_of_wrong_ones_is_unknown(
     finished, tmp_path, capsys, monkeypatch
 ):
     run = shutil.copytree(finished, tmp_path / "run")
-    monkeypatch.setattr("nearsay.report.mapping.MOST_POINTS", 50)
+    monkeypatch.setattr("nearsay.report.audit_examples.MOST_POINTS", 50)
     monkeypatch.setattr(
         "nearsay.doors.audit.audit",
         lambda labels, *, classes, **_: audit(

@@ -1,4 +1,4 @@
-"""The page of an audited run in a real browser: nothing hostile runs, and the map can be explored."""
+"""The page of an audited run in a real browser: no hostile text runs, and the map works."""
 
 import io
 import shutil
@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 
 from nearsay.batch import Files
-from nearsay.report import audited
-from nearsay.report.markup import Section, table
-from nearsay.report.page import fill
+from nearsay.report import audit_page
+from nearsay.report.html import Section, fill, table
 from report.making import PAYLOADS, make_findings, render_with
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -73,7 +72,7 @@ def test_hostile_texts_do_nothing_in_a_browser(opened, tmp_path, monkeypatch):
 
 def test_the_map_tells_of_a_point_by_key_by_pointer_and_by_touch(opened, pictures):
     page = opened(
-        audited.render(make_findings(["cat", "dog", "emu"], inputs=pictures)), has_touch=True
+        audit_page.render(make_findings(["cat", "dog", "emu"], inputs=pictures)), has_touch=True
     )
     canvas, tip = page.locator("#atlas-canvas"), page.locator("#atlas-tip")
     canvas.focus()
@@ -98,11 +97,13 @@ def test_the_map_tells_of_a_point_by_key_by_pointer_and_by_touch(opened, picture
 
 WHERE = """() => {
   const canvas = document.getElementById("atlas-canvas"), box = canvas.getBoundingClientRect();
-  const pen = canvas.getContext("2d"), { width, height } = canvas, seen = pen.getImageData(0, 0, width, height).data;
-  for (let at = 3; at < seen.length; at += 4)
-    if (seen[at] > 200) {
+  const { width, height } = canvas;
+  const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+  for (let at = 3; at < pixels.length; at += 4)
+    if (pixels[at] > 200) {
       const place = (at - 3) / 4, row = Math.floor(place / width);
-      return [box.left + 1 + (place % width) * box.width / width, box.top + 3 + row * box.height / height];
+      const left = box.left + 1 + (place % width) * box.width / width;
+      return [left, box.top + 3 + row * box.height / height];
     }
 }"""
 
@@ -111,7 +112,7 @@ WHERE = """() => {
 def test_nothing_is_wider_than_the_window(opened, pictures, width):
     names = [name * 12 for name in ("cat ", "dog", "emu-")]
     page = opened(
-        audited.render(make_findings(names, inputs=pictures)),
+        audit_page.render(make_findings(names, inputs=pictures)),
         viewport={"width": width, "height": 800},
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -123,14 +124,15 @@ def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(
 ):
     findings = make_findings(["cat", "dog", "emu"], inputs=pictures)
     page = opened(
-        audited.render(findings), viewport={"width": width, "height": 1000}, color_scheme="dark"
+        audit_page.render(findings), viewport={"width": width, "height": 1000}, color_scheme="dark"
     )
     page.emulate_media(media="print", color_scheme="dark")
     columns = page.locator(".cards").evaluate(
         "each => getComputedStyle(each).gridTemplateColumns.split(' ').length"
     )
     assert columns == 2
-    dots = "all => all.map(each => getComputedStyle(each).printColorAdjust)"  # printers leave backgrounds out
+    # Printers leave backgrounds out.
+    dots = "all => all.map(each => getComputedStyle(each).printColorAdjust)"
     assert page.locator("#atlas-legend i").evaluate_all(dots) == ["exact"] * 3
     assert page.locator(".stage").bounding_box()["height"] < 500  # its legend is on the same sheet
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -138,10 +140,12 @@ def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(
 
 def test_words_of_eight_letters_are_not_broken_below_a_neighbor(opened, pictures):
     page = opened(
-        audited.render(make_findings(["a triangle", "a rectangle", "circle"], inputs=pictures))
+        audit_page.render(make_findings(["a triangle", "a rectangle", "circle"], inputs=pictures))
     )
     page.set_viewport_size({"width": 1280, "height": 900})
-    tall = "all => all.map(e => [e.textContent, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)])"
+    tall = """all => all.map(
+        e => [e.textContent, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)]
+    )"""
     lines = dict(page.locator(".near b").evaluate_all(tall))
     assert lines["a triangle"] < 2.5
 
@@ -169,10 +173,12 @@ def test_a_table_with_columns_out_of_sight_has_a_shade_at_its_edge(opened):
 def test_names_that_begin_alike_can_be_told_apart(opened, pictures):
     names = [f"species_{name}_of_the_long_named_kind" for name in ("cat", "dog", "emu")]
     page = opened(
-        audited.render(make_findings(names, inputs=pictures)),
+        audit_page.render(make_findings(names, inputs=pictures)),
         viewport={"width": 1400, "height": 800},
     )
-    whole = "all => all.map(each => each.scrollWidth <= each.clientWidth && getComputedStyle(each).whiteSpace)"
+    whole = """all => all.map(
+        each => each.scrollWidth <= each.clientWidth && getComputedStyle(each).whiteSpace
+    )"""
     assert set(page.locator(".near b, .who dd").evaluate_all(whole)) == {"normal"}
     tables = "all => all.map(each => each.scrollWidth <= each.clientWidth)"
     assert set(page.locator(".panels .scroll").evaluate_all(tables)) == {
@@ -181,7 +187,7 @@ def test_names_that_begin_alike_can_be_told_apart(opened, pictures):
 
 
 def test_the_titles_of_the_heat_map_are_whole_and_clear_of_its_labels(opened):
-    page = opened(audited.render(make_findings(["airplane", "automobile", "bird"])))
+    page = opened(audit_page.render(make_findings(["airplane", "automobile", "bird"])))
     chart = page.locator('[aria-label^="Heat map"]')
     box = "each => { const box = each.getBoundingClientRect(); return [box.left, box.right]; }"
     title = chart.get_by_text("likely class", exact=True).evaluate(box)
@@ -195,7 +201,7 @@ def test_the_titles_of_the_heat_map_are_whole_and_clear_of_its_labels(opened):
 
 def test_tensors_of_images_are_shown_too(opened):
     images = torch.arange(15).to(torch.uint8)[:, None, None, None].repeat(1, 3, 8, 8)
-    page = opened(audited.render(make_findings(["cat", "dog", "emu"], inputs=images)))
+    page = opened(audit_page.render(make_findings(["cat", "dog", "emu"], inputs=images)))
     widths = page.locator("img").evaluate_all("all => all.map(each => each.naturalWidth)")
     assert len(widths) >= 3
     assert set(widths) == {8}

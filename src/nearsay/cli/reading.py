@@ -161,7 +161,7 @@ def compare(
 ) -> None:
     """Put finished runs side by side, with means over seeds."""
     from nearsay.doors import compare as command  # noqa: PLC0415  # brings torch
-    from nearsay.report.comparison import OTHER_JUDGES, judges_differ  # noqa: PLC0415
+    from nearsay.report.runs import OTHER_JUDGES, judges_differ  # noqa: PLC0415
 
     done = command.finished(runs)
     for folder, found in done.items():

@@ -304,9 +304,9 @@ def _add_page(
 ) -> str:
     """Draw the page; says why, in a sentence, if it cannot be drawn."""
     try:
-        from nearsay.report.audited import render  # noqa: PLC0415  # drawing is an extra, and takes a second to import
-        from nearsay.report.comparison import compare  # noqa: PLC0415
+        from nearsay.report.audit_page import render  # noqa: PLC0415  # drawing is an extra, and takes a second to import
         from nearsay.report.findings import Findings  # noqa: PLC0415
+        from nearsay.report.runs import compare  # noqa: PLC0415
 
         comparison = compare([folder])
     except (ImportError, ValueError) as error:

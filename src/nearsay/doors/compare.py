@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nearsay import config
-from nearsay.report.folders import FinishedRun, each_once, read_run
-from nearsay.report.groups import Spread, group_runs, spread
+from nearsay.report.runs import FinishedRun, Spread, each_once, group_runs, read_run, spread
 from nearsay.training.loop import train
 from nearsay.training.progress import Display, percent
 from nearsay.training.system import one_thread

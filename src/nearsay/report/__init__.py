@@ -1,11 +1,11 @@
-"""One HTML file that shows finished runs, or an audit of one, and opens anywhere, without a network."""
+"""One HTML file of finished runs, or of an audit, that opens anywhere without a network."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["write_report"]
 
-_OURS = b'<meta name="generator" content="nearsay '
+_GENERATOR = b'<meta name="generator" content="nearsay '
 
 
 def write_report(
@@ -13,29 +13,28 @@ def write_report(
 ) -> Path:
     """Compare finished run folders in one self-contained HTML file; returns `target`.
 
-    Runs that differ only in their seed form a group. They are compared on `split`, by default on the test set or, where
-    there is none, on held-out examples. The same runs give the same bytes. Raises ValueError for a folder
-    that cannot be read, naming the file, RunError for a target that is there and no page of nearsay, and ImportError
-    if the extra is not installed.
-    """
-    from nearsay.errors import (  # noqa: PLC0415
-        CANNOT_CREATE,
-        RunError,
-    )
-    from nearsay.report.page import render  # noqa: PLC0415  # drawing is an extra, and takes a second to import
+    Runs that differ only in their seed form a group. They are compared on `split`, by default on
+    the test set, or on held-out examples if there is no test set. The same runs give the same
+    bytes.
 
-    # brings torch, which `import nearsay.report` should not
+    Raises:
+        ValueError: if a folder cannot be read; it names the file.
+        RunError: if `target` exists and is not a page of nearsay.
+        ImportError: if the extra is not installed.
+    """
+    from nearsay.errors import CANNOT_CREATE, RunError  # noqa: PLC0415
+
+    # Drawing is an extra and takes a second to import; checkpoints import torch.
+    from nearsay.report.training_page import render  # noqa: PLC0415
     from nearsay.training.checkpoints import write_whole  # noqa: PLC0415
 
     page = render(runs, title=title, split=split)
     if target.is_dir():
+        example = target / "report.html"
+        raise RunError(f"{target} is a folder. Name a file, such as {example}.", CANNOT_CREATE)
+    if target.is_file() and target.stat().st_size and _GENERATOR not in target.read_bytes():
         raise RunError(
-            f"{target} is a folder; name a file in it, such as {target / 'report.html'}",
-            CANNOT_CREATE,
-        )
-    if target.is_file() and target.stat().st_size and _OURS not in target.read_bytes():
-        raise RunError(
-            f"{target} is no page of nearsay and would be replaced; choose another file",
+            f"{target} is not a page of nearsay and would be replaced. Choose another file.",
             CANNOT_CREATE,
         )
     target.parent.mkdir(parents=True, exist_ok=True)

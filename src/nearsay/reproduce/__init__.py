@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from nearsay.config import ConfigError
 
 if TYPE_CHECKING:
-    from nearsay.reproduce.running import Reproduced
+    from nearsay.reproduce.runs import Reproduced
     from nearsay.training.progress import Display
 
 NAMES = ("baselines", "realistic", "cifar", "batch-size", "ablation", "confidence", "similarity")
@@ -30,39 +30,35 @@ def reproduce(
     display: "Display | None" = None,
     tell: Callable[[str], None] | None = None,
 ) -> "Reproduced":
-    """Train what a table or figure still lacks and write it into `out`; runs that are finished are not done again.
+    """Train what a table or figure still lacks and write it into `out`; keep finished runs.
 
     Args:
         name: one of `NAMES`.
-        data: the folder that holds the data sets, or "toy" for small stand-ins that need no file.
+        data: the folder that holds the data sets, or "toy" for small stand-ins without files.
         trials: runs of each number, with the seeds 0, 1, ...; None is as many as the paper had.
-        out: where tables and figures go; the runs are in `out/runs`, and names share them.
+        out: the folder for tables and figures; names share the runs in `out/runs`.
         only: a pattern, such as "*noise=0.4*", that the names of the runs to train have to match.
         dry_run: list the runs, and neither train nor write anything.
         display: what shows a run in progress.
         tell: is called with one line before each run.
 
     Raises:
-        ValueError: for an unknown name, a pattern that matches no run, and data that is missing or not whole, before
-            anything is trained.
+        ValueError: for an unknown name, a pattern that matches no run, and data that is missing or
+            incomplete, before anything is trained.
         RunError: if `out` cannot be written, before anything is trained.
     """
     if name not in NAMES:
-        raise ConfigError(
-            f"there is nothing to reproduce called {name!r}; there are {', '.join(NAMES)}"
-        )
-    if trials is not None and (
-        isinstance(trials, bool) or not isinstance(trials, int) or trials < 1
-    ):
-        raise ValueError(
-            f"trials={trials!r} must be a whole number from 1, or None for as many as the paper had"
-        )
-    from nearsay.reproduce import running  # noqa: PLC0415  # brings torch, which a list of names shall not
+        raise ConfigError(f"name must be one of {', '.join(NAMES)}, got {name!r}.")
+    # These import torch, which the list of names does not need.
+    from nearsay.reproduce import runs  # noqa: PLC0415
+    from nearsay.validation import check_whole  # noqa: PLC0415
 
-    place: Path | Literal["toy"] = "toy" if data == "toy" else Path(data).expanduser()
-    return running.reproduce(
+    if trials is not None:
+        check_whole("trials", trials, 1)
+    folder: Path | Literal["toy"] = "toy" if data == "toy" else Path(data).expanduser()
+    return runs.reproduce(
         name,
-        data=place,
+        data=folder,
         trials=trials,
         out=out,
         only=only,

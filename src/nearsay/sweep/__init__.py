@@ -1,6 +1,7 @@
 """Many runs from one command: every combination of lists, or a search among ranges.
 
-`grid` plans and `run_all` runs; `make_space` plans and `search` runs. Plans are checked in full before anything runs.
+`grid` plans and `run_all` runs; `make_space` plans and `search` runs. Plans are checked in full
+before anything runs.
 """
 
 from nearsay.sweep.planning import Planned, Space, grid, make_space

@@ -1,4 +1,4 @@
-"""What a sweep would run, as values: lists and ranges read from words, and every mistake found before a run begins."""
+"""The runs of a sweep as values: lists and ranges are read, and mistakes found, before any run."""
 
 import math
 import re
@@ -12,9 +12,8 @@ from nearsay.config.text import NUMBER, quoted, quoted_key, split_pairs
 from nearsay.errors import NoSplit
 
 MOST_RUNS = 10_000
-_COMMA = re.compile(
-    r",(?![^(\[]*[)\]])"
-)  # between values; those inside (64,32) belong to one value
+# A comma between values; a comma inside (64,32) belongs to one value.
+_COMMA = re.compile(r",(?![^(\[]*[)\]])")
 
 
 class Planned(NamedTuple):
@@ -55,6 +54,10 @@ class Choice:
         """Whether there is something to choose."""
         return len(self.texts) > 1
 
+    def error(self, condition: str, cure: str) -> ConfigError:
+        """What is wrong with its text, as an exception."""
+        return _error(self.key, self.text, condition, cure)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
@@ -69,58 +72,56 @@ Chosen = Sequence[tuple[Choice, str]]
 
 
 def grid(recipe: str, arguments: Sequence[str], overrides: Sequence[str] = ()) -> list[Planned]:
-    """A run for each combination of the values that are listed, as in method=standard,ncr; the last key turns fastest.
+    """A run for each combination of listed values, as in method=standard,ncr.
 
-    ConfigError if there is anything wrong with any of them, and for more than 10 000.
+    The last key changes fastest. ConfigError if any of them is wrong, and for more than 10 000.
     """
     choices = _read_choices(arguments, overrides)
     for choice in choices:
         if choice.range is not None:
-            raise ConfigError(
-                f"{choice.key}={quoted(choice.text)} is a range; list values, or add --search optuna"
-            )
+            raise choice.error("a list of values", "For a range add --search optuna.")
     num = math.prod(len(choice.texts) for choice in choices)
     if num > MOST_RUNS:
         raise ConfigError(
-            f"these lists make {num} runs; shorten them to {MOST_RUNS} or fewer, or use --search optuna"
+            f"runs must be {MOST_RUNS} or fewer, got {num}. Shorten the lists, or use "
+            "--search optuna."
         )
-    return [
-        plan(recipe, list(zip(choices, texts, strict=True)))
-        for texts in product(*(each.texts for each in choices))
-    ]
+    planned = []
+    for texts in product(*(choice.texts for choice in choices)):
+        planned.append(plan(recipe, list(zip(choices, texts, strict=True))))
+    return planned
 
 
 def make_space(recipe: str, arguments: Sequence[str], overrides: Sequence[str] = ()) -> Space:
-    """What to search: lists as in `grid`, and ranges as in objective.alpha=0.1..0.5 or optimizer.lr=1e-4..1e-1:log.
+    """What to search: lists, and ranges as objective.alpha=0.1..0.5 or optimizer.lr=1e-4..1e-1:log.
 
-    Every end and every value is tried on the configuration, with the first ones of all other keys. A range is of whole
-    numbers where the field takes nothing else. ConfigError too if there are no validation examples to judge by, and if
-    they would not be the same, with the same labels, for all trials.
+    Every end and every value is tried on the configuration, with the first values of all other
+    keys. A range is of whole numbers if the field takes nothing else. ConfigError also if there are
+    no validation examples, or if trials would have different ones or different labels for them.
     """
     choices = _read_choices(arguments, overrides)
     if not any(choice.is_open for choice in choices):
         raise ConfigError(
-            "there is nothing to search; give a range such as optimizer.lr=1e-4..1e-1:log, or a list"
+            "there is nothing to search. Give a range such as optimizer.lr=1e-4..1e-1:log, or a "
+            "list."
         )
     for choice in choices:
         if choice.is_open and choice.key.split(".")[-1] == "seed":
-            raise ConfigError(
-                f"{choice.key}={quoted(choice.text)} would choose the luckiest seed; give one of them"
-            )
+            raise choice.error("one seed", "A search would choose the luckiest one.")
     first = plan(recipe, _firsts(choices))
     for place, choice in enumerate(choices):
         for text in choice.texts[1:]:
             if _judges_differ(first.call, _plan_with(recipe, choices, place, text).call):
-                raise ConfigError(
-                    f"{choice.key}={quoted(choice.text)} would have trials judged by different labels, and the easiest "
-                    "ones would win; give one value"
+                raise choice.error(
+                    "one value",
+                    "Trials would be judged by different labels, and the easiest ones would win.",
                 )
     _check_validation(recipe, first.call)
     origin = first.call.origin
     written = {
         "recipe": origin["recipe"],
-        "arguments": {each.key: each.text for each in choices if not each.is_override},
-        "overrides": [f"{each.key}={each.text}" for each in choices if each.is_override],
+        "arguments": {choice.key: choice.text for choice in choices if not choice.is_override},
+        "overrides": [f"{choice.key}={choice.text}" for choice in choices if choice.is_override],
         "sha256": origin.get("sha256", ""),
     }
     settled = tuple(_settle(recipe, choices, place) for place in range(len(choices)))
@@ -129,59 +130,60 @@ def make_space(recipe: str, arguments: Sequence[str], overrides: Sequence[str] =
 
 def plan(recipe: str, chosen: Chosen) -> Planned:
     """The run with these choices; ConfigError if they are wrong, or do not go together."""
-    arguments = [f"{choice.key}={text}" for choice, text in chosen if not choice.is_override]
-    changes = [f"{choice.key}={text}" for choice, text in chosen if choice.is_override]
-    call = apply_overrides(call_recipe(recipe, arguments), changes)
-    words = (recipe, *arguments, *(word for change in changes for word in ("--set", change)))
-    return Planned(run_name(call.origin), call, words)
+    arguments, overrides, words = [], [], [recipe]
+    for choice, text in chosen:
+        pair = f"{choice.key}={text}"
+        if choice.is_override:
+            overrides.append(pair)
+            words += ["--set", pair]
+        else:
+            arguments.append(pair)
+            words.append(pair)
+    call = apply_overrides(call_recipe(recipe, arguments), overrides)
+    return Planned(run_name(call.origin), call, tuple(words))
 
 
 def _read_choices(arguments: Sequence[str], overrides: Sequence[str]) -> list[Choice]:
-    pairs = [(False, *pair) for pair in split_pairs(arguments).items()]
-    pairs += [(True, *pair) for pair in split_pairs(overrides).items()]
-    return [_read_choice(key, text, is_override) for is_override, key, text in pairs]
+    choices = [_read_choice(key, text, False) for key, text in split_pairs(arguments).items()]
+    choices += [_read_choice(key, text, True) for key, text in split_pairs(overrides).items()]
+    return choices
 
 
 def _read_choice(key: str, text: str, is_override: bool) -> Choice:
-    if (found := _read_range(key, text)) is not None:
+    span = _read_range(key, text)
+    if span is not None:
         ends = tuple(text.partition(":")[0].split("..", 1))
-        return Choice(key=key, text=text, texts=ends, is_override=is_override, range=found)
+        return Choice(key=key, text=text, texts=ends, is_override=is_override, range=span)
     texts = tuple(part.strip() for part in _COMMA.split(text))
+    choice = Choice(key=key, text=text, texts=texts, is_override=is_override)
     if not all(texts):
-        missing = "names no value" if len(texts) == 1 else "has nothing between two commas"
-        raise ConfigError(
-            f"{quoted_key(key)}={quoted(text)} {missing}; list values as in seed=0,1,2"
-        )
+        raise choice.error("values between commas", "List values as in seed=0,1,2.")
     if len(set(texts)) < len(texts):
-        twice = next(each for each in texts if texts.count(each) > 1)
-        raise ConfigError(
-            f"{quoted_key(key)}={quoted(text)} names {quoted(twice)} twice; list each value once"
-        )
-    if len(texts) > 1 and is_override and key.startswith("machine."):
-        raise ConfigError(
-            f"{quoted_key(key)}={quoted(text)} must be one value: where a run takes place does not make it another"
-        )
-    return Choice(key=key, text=text, texts=texts, is_override=is_override)
+        twice = next(value for value in texts if texts.count(value) > 1)
+        raise choice.error("different values", f"List {quoted(twice)} once.")
+    if choice.is_open and is_override and key.startswith("machine."):
+        raise choice.error("one value", "The machine does not make another run.")
+    return choice
 
 
 def _read_range(key: str, text: str) -> Range | None:
-    """What `low..high` and `low..high:log` mean, None if it is neither."""
+    """The range of `low..high` or `low..high:log`, None for other text."""
     ends, _, kind = text.partition(":")
     low, dots, high = ends.partition("..")
     if not dots or not re.fullmatch(NUMBER, low) or not re.fullmatch(NUMBER, high):
         return None
     if kind not in ("", "log") or (text.endswith(":") and not kind):
-        raise ConfigError(f"{quoted_key(key)}={quoted(text)} must end after the range, or in :log")
-    found = Range(low=float(low), high=float(high), is_log=kind == "log")
-    if not (math.isfinite(found.low) and math.isfinite(found.high) and found.low < found.high):
-        raise ConfigError(
-            f"{quoted_key(key)}={quoted(text)} must go from a lower number to a higher one"
-        )
-    if found.is_log and found.low <= 0:
-        raise ConfigError(
-            f"{quoted_key(key)}={quoted(text)} must begin above 0, as factors of 0 lead nowhere"
-        )
-    return found
+        raise _error(key, text, "low..high or low..high:log", f"Try {ends}:log.")
+    span = Range(low=float(low), high=float(high), is_log=kind == "log")
+    if not (math.isfinite(span.low) and math.isfinite(span.high) and span.low < span.high):
+        raise _error(key, text, "a range from a lower number to a higher one", "")
+    if span.is_log and span.low <= 0:
+        raise _error(key, text, "a range above 0 for :log", "Leave out :log for equal distances.")
+    return span
+
+
+def _error(key: str, text: str, condition: str, cure: str) -> ConfigError:
+    return ConfigError(f"{quoted_key(key)} must be {condition}, got {quoted(text)}. {cure}".strip())
 
 
 def _firsts(choices: Sequence[Choice]) -> list[tuple[Choice, str]]:
@@ -196,7 +198,7 @@ def _plan_with(recipe: str, choices: Sequence[Choice], place: int, text: str) ->
 
 
 def _settle(recipe: str, choices: Sequence[Choice], place: int) -> Choice:
-    """The choice, its range of whole numbers where the field takes those but not what lies between them."""
+    """The choice; its range is of whole numbers if the field takes no number between them."""
     choice = choices[place]
     if choice.range is None or not all(re.fullmatch("[+-]?[0-9]+", text) for text in choice.texts):
         return choice
@@ -210,24 +212,26 @@ def _settle(recipe: str, choices: Sequence[Choice], place: int) -> Choice:
 def _judges_differ(one: Call, other: Call) -> bool:
     """Whether validation examples are others, or have other labels.
 
-    By another path are other features of the same examples, or other examples; who searches there has to know.
+    A path is left out: it may hold other features of the same examples, which only the user knows.
     """
     (data, held_out), (other_data, other_held_out) = _judge(one), _judge(other)
     return data != other_data or (held_out != other_held_out and not _has_validation(one))
 
 
 def _judge(call: Call) -> tuple[Any, Any]:
-    """What makes validation examples others, and what does so only where they are held out: chosen by given labels."""
-    chosen = call.experiment
-    data = {
-        name: value for name, value in to_tree(chosen.data).items() if name not in ("path", "root")
-    }
-    given = to_tree([chosen.noise, chosen.relabeled, chosen.labeled]) if chosen.held_out else None
-    return (data, chosen.validation_labels), (chosen.held_out, given)
+    """What the validation examples depend on, first always, then only if they are held out."""
+    experiment = call.experiment
+    data = to_tree(experiment.data)
+    data = {name: value for name, value in data.items() if name not in ("path", "root")}
+    # Held-out examples are chosen by their given labels.
+    given = None
+    if experiment.held_out:
+        given = to_tree([experiment.noise, experiment.relabeled, experiment.labeled])
+    return (data, experiment.validation_labels), (experiment.held_out, given)
 
 
 def _has_validation(call: Call) -> bool:
-    """Whether the data brings validation examples of its own; then none are held out."""
+    """Whether the data brings its own validation examples; then none are held out."""
     try:
         call.experiment.data.open("validation")
     except NoSplit:
@@ -238,6 +242,6 @@ def _has_validation(call: Call) -> bool:
 def _check_validation(recipe: str, call: Call) -> None:
     if not call.experiment.held_out and not _has_validation(call):
         raise ConfigError(
-            f"the recipe {recipe} has no validation examples, and hyper-parameters are never chosen on test; "
-            "hold some out with --set held_out=0.1"
+            f"the recipe {recipe} has no validation examples, and hyper-parameters are never "
+            "chosen on test. Hold some out with --set held_out=0.1."
         )

@@ -1,6 +1,7 @@
-"""The runs of a sweep, one after another here or several at once in processes of their own; none stops another."""
+"""The runs of a sweep, one after another in this process or several at once in others."""
 
 import os
+import re
 import select
 import signal
 import socket
@@ -34,19 +35,20 @@ from nearsay.training.run_folder import check_relabeled, check_same, is_whole, r
 from nearsay.training.system import PARENT, signals
 
 _PAUSE = 0.05  # seconds between two looks at processes
-_PATIENCE = 30.0  # seconds for which a run in use is waited for: one that a killed sweep has left ends by itself
+# Seconds to wait for a run that is in use: one that a killed sweep has left ends by itself.
+_PATIENCE = 30.0
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Outcome(NamedTuple):
-    """What came of a planned run; Any is the type of JSON."""
+    """The end of a planned run; Any is the type of JSON."""
 
     name: str
     words: tuple[str, ...]  # that `nearsay train` would take for it
     folder: Path
     result: dict[str, Any] | None = None  # None if it failed
     code: int = 0  # the exit code of the failure
-    error: str = ""  # its sentence
+    error: str = ""  # its message
     is_new: bool = True  # not finished before
 
 
@@ -67,18 +69,19 @@ def run_all(
     display: Display | None = None,
     tell: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Run all that is not finished in `folder`, and go on with what was begun; outcomes in the order of the plan.
+    """Run all that is not finished in `folder`, and go on with what was begun.
 
-    A run that fails is an outcome too. A signal ends this with `Stopped`, after a checkpoint. With `at_once` above 1
-    there is a process for each run, and the display hears only their notes; a run that did not find enough memory
-    beside others is tried again alone. `tell` hears of each outcome as it comes.
+    The outcomes are in the order of the plan, and a run that fails has one too. A signal ends this
+    with `Stopped`, after a checkpoint. With `at_once` above 1 each run has its own process, and
+    the display shows only their notes. A run that did not get enough memory beside others is tried
+    again alone. `tell` is called with each outcome as it comes.
     """
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for outcome in run_each(iter(planned), folder, at_once=at_once, display=display):
-        found[outcome.name] = outcome
+        outcomes[outcome.name] = outcome
         if tell is not None:
             tell(outcome)
-    return [found[each.name] for each in planned]
+    return [outcomes[run.name] for run in planned]
 
 
 def run_each(
@@ -86,16 +89,16 @@ def run_each(
 ) -> Iterator[Outcome]:
     """Outcomes as they come; the next plan is asked for when there is room for it."""
     if at_once < 1:
-        raise ConfigError(f"at_once={at_once} must be 1 or more")
+        raise ConfigError(f"at_once must be 1 or more, got {at_once}.")
     if distributed.launch().size > 1:
         raise ConfigError(
-            "a sweep does not run under torchrun; start it alone, with --at-once for several runs"
+            "a sweep does not run under torchrun. Start it alone, with --at-once for several runs."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot write into {folder}: {error.strerror}; choose another folder with --out",
+            f"cannot write into {folder}: {error.strerror}. Choose another folder with --out.",
             CANNOT_CREATE,
         ) from error
     if at_once == 1:
@@ -117,20 +120,21 @@ def _in_turn(plans: Iterator[Planned], folder: Path, display: Display | None) ->
 
 
 class _Patience:
-    """Whether to try runs again that others are using."""
+    """Whether to try runs again that another process is using."""
 
     def __init__(self, display: Display | None) -> None:
         self._display, self._until = display, dict[str, float]()
 
     def allows(self, outcome: Outcome) -> bool:
-        """Whether there is time for one more try; says so at the first."""
+        """Whether there is time for one more try; a note says so at the first."""
         if outcome.code != LOCKED:
             return False
         if outcome.name not in self._until:
             self._until[outcome.name] = time.monotonic() + _PATIENCE
             if self._display is not None:
-                used = outcome.error.partition(";")[0]
-                self._display.note(f"{used}; waiting {_PATIENCE:g} seconds for it")
+                # The message goes on with advice, which does not fit here.
+                reason = re.split(r"[;.] ", outcome.error)[0]
+                self._display.note(f"{reason}; waiting {_PATIENCE:g} seconds for it")
         return time.monotonic() < self._until[outcome.name]
 
 
@@ -140,7 +144,8 @@ def _run(planned: Planned, folder: Path, display: Display | None) -> Outcome:
         result = train(planned.call.experiment, target, origin=planned.call.origin, display=display)
     except Stopped as stop:
         raise Stopped(stop.code - 128, folder) from stop
-    except Exception as error:  # whatever it is, the other runs may do better
+    except Exception as error:
+        # Any error is one of this run, and the other runs may succeed.
         return _failed(planned, target, error)
     return Outcome(planned.name, planned.words, target, result)
 
@@ -171,42 +176,43 @@ def _side_by_side(
 ) -> Iterator[Outcome]:
     running: list[_Process] = []
     crowded: list[Planned] = []
-    is_told, patience = False, _Patience(display)
+    is_passed_on, patience = False, _Patience(display)
     with signals() as received, tempfile.TemporaryDirectory() as recipes:
         try:
             while True:
-                while (
-                    len(running) < at_once
-                    and not received
-                    and (planned := next(plans, None)) is not None
-                ):
-                    if (finished := _finished(planned, folder)) is not None:
+                while len(running) < at_once and not received:
+                    planned = next(plans, None)
+                    if planned is None:
+                        break
+                    finished = _finished(planned, folder)
+                    if finished is not None:
                         yield finished
                     else:
                         running.append(_start(planned, folder, at_once, Path(recipes)))
                 if not running:
                     break
                 time.sleep(_PAUSE)
-                if received and not is_told:
-                    is_told = True
-                    for each in running:
-                        each.process.send_signal(received[0])
-                for each in [each for each in running if each.process.poll() is not None]:
-                    running.remove(each)
-                    outcome = _ended(each, display)
+                if received and not is_passed_on:
+                    is_passed_on = True
+                    for run in running:
+                        run.process.send_signal(received[0])
+                for run in [run for run in running if run.process.poll() is not None]:
+                    running.remove(run)
+                    outcome = _ended(run, display)
                     if outcome.code == NO_MEMORY and at_once > 1:
-                        crowded.append(each.planned)
+                        crowded.append(run.planned)
                     elif not received and patience.allows(outcome):
-                        running.append(_start(each.planned, folder, at_once, Path(recipes)))
+                        running.append(_start(run.planned, folder, at_once, Path(recipes)))
                     elif outcome.result is not None or not received:
                         yield outcome
             if received:
                 raise Stopped(received[0], folder)
         finally:
-            for each in running:
-                each.process.terminate()
-                each.process.wait()
-                each.errors.close()
+            for run in running:
+                run.process.terminate()
+                run.process.wait()
+                run.errors.close()
+    # Runs that did not get enough memory beside others are tried again alone.
     if crowded:
         yield from _side_by_side(iter(crowded), folder, 1, display)
 
@@ -214,14 +220,11 @@ def _side_by_side(
 def _start(planned: Planned, folder: Path, at_once: int, recipes: Path) -> _Process:
     target, words = folder / planned.name, (_recipe(planned, recipes), *planned.words[1:])
     command = [sys.executable, "-m", "nearsay", "train", *words, "--out", str(target), "--quiet"]
+    # Each run gets its share of the processors; all threads for all runs would be too many.
     share = max(1, (os.cpu_count() or 1) // at_once)
-    environment = {
-        "OMP_NUM_THREADS": str(share),
-        **os.environ,
-    }  # all threads for all of them would be too many
-    environment[PARENT] = str(
-        os.getpid()
-    )  # in a session of its own, nothing else tells it that this one was killed
+    environment = {"OMP_NUM_THREADS": str(share), **os.environ}
+    # In its own session, a run learns only from this that the sweep was killed.
+    environment[PARENT] = str(os.getpid())
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # open until the process is over
     process = subprocess.Popen(
         command,
@@ -229,18 +232,20 @@ def _start(planned: Planned, folder: Path, at_once: int, recipes: Path) -> _Proc
         stdout=subprocess.DEVNULL,
         stderr=errors,
         env=environment,
-        start_new_session=True,  # the terminal's Ctrl-C is for this process, which passes it on once
+        # Ctrl-C in the terminal is for this process, which passes it on once.
+        start_new_session=True,
     )
     return _Process(planned, target, process, errors)
 
 
 def _recipe(planned: Planned, recipes: Path) -> str:
-    """The recipe as it was when it was planned: a file of one's own may be edited while others of the sweep run."""
+    """The recipe as it was planned, because a file of the user may be edited during the sweep."""
     origin = planned.call.origin
     if "source" not in origin:
         return planned.words[0]
     path = recipes / origin["sha256"] / origin["recipe"]
-    if not path.is_file():  # or a run that has just begun may read half of it
+    # It is written once: a run that has just begun could read half of a second writing.
+    if not path.is_file():
         path.parent.mkdir(exist_ok=True)
         path.write_text(origin["source"], "utf-8", newline="")
         for name, file in origin.get("files", {}).items():
@@ -256,9 +261,8 @@ def _ended(run: _Process, display: Display | None) -> Outcome:
     """The outcome of a process that is over; its notes are passed on."""
     with run.errors:
         run.errors.seek(0)
-        lines = [
-            line for line in run.errors.read().decode(errors="replace").splitlines() if line.strip()
-        ]
+        text = run.errors.read().decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
     planned, code = run.planned, run.process.returncode
     for line in lines:
         if display is not None and line.startswith("note: "):
@@ -266,27 +270,26 @@ def _ended(run: _Process, display: Display | None) -> Outcome:
     result = read_result(run.folder)
     if code == 0 and result is not None:
         return Outcome(planned.name, planned.words, run.folder, result)
+    error = "its process ended without a message"
     if code < 0:
-        lines.append(f"its process was ended by {signal.Signals(-code).name}")
-    told = lines[-1].removeprefix("error: ") if lines else "its process ended without a word"
-    return Outcome(
-        planned.name,
-        planned.words,
-        run.folder,
-        code=128 - code if code < 0 else code or INTERNAL,
-        error=told,
-    )
+        error = f"its process was ended by {signal.Signals(-code).name}"
+        code = 128 - code
+    elif lines:
+        error = lines[-1].removeprefix("error: ")
+    words = planned.words
+    return Outcome(planned.name, words, run.folder, code=code or INTERNAL, error=error)
 
 
 @contextmanager
 def _listening() -> Iterator[Callable[[], int]]:
-    """What tells a signal to stop that came since it was asked last, 0 if none did.
+    """A function that returns a signal to stop since the last call, or 0.
 
-    A training that is past its last step finishes and keeps the signal to itself; whoever wants to run another must
-    hear of it nevertheless.
+    A training that is past its last step finishes and keeps the signal to itself, but the sweep
+    must not begin the next run.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0  # Python gives signals to the main thread only
+        # Python gives signals to the main thread only.
+        yield lambda: 0
         return
     inner, outer = socket.socketpair()
     for end in (inner, outer):

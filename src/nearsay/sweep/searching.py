@@ -1,7 +1,7 @@
-"""A search among ranges and lists by Optuna, which maximizes the accuracy on held-out examples; its only door.
+"""A search among ranges and lists by Optuna for the highest accuracy on held-out examples.
 
-What is known of the trials is in a journal beside the runs, or in a database for many machines. A trial that was
-interrupted is tried again with the same choices, and so goes on from its checkpoint.
+Its trials are recorded in a journal beside the runs, or in a database for many machines. A trial
+that was interrupted is tried again with the same choices, and so goes on from its checkpoint.
 """
 
 import math
@@ -29,12 +29,12 @@ JOURNAL = "trials.journal"
 
 
 class Found(NamedTuple):
-    """What a search came to."""
+    """The result of a search."""
 
-    outcomes: list[Outcome]  # of all trials whose runs are here, in their order
+    outcomes: list[Outcome]  # of all trials with runs in this folder, in their order
     best: Planned | None  # None if no trial has succeeded
     accuracy: float | None  # of the best on validation, after the last epoch
-    num_elsewhere: int  # finished trials of other machines, or whose runs are gone
+    num_elsewhere: int  # finished trials of other machines, or with runs that are gone
 
 
 def search(
@@ -47,26 +47,30 @@ def search(
     display: Display | None = None,
     tell: Callable[[Outcome], None] | None = None,
 ) -> Found:
-    """Go on until there are `trials` trials in all, those of earlier calls and of other machines included.
+    """Go on until there are `trials` trials in all, with those of earlier calls and machines.
 
-    `storage` is the address of a database; without, a journal in the folder is kept. What a trial draws depends on its
-    number and on what was known by then. Failed trials count, and the best is the best after its last epoch.
+    `storage` is the address of a database; without it a journal is written to the folder. The
+    choices of a trial depend on its number and on the results so far. Failed trials count, and the
+    best trial is the best after its last epoch.
     """
     if trials < 1:
-        raise ConfigError(f"trials={trials} must be 1 or more")
+        raise ConfigError(f"trials must be 1 or more, got {trials}.")
     with _quiet(), _opened_study(space, folder, storage) as study:
         with _explained(storage):
             _release_dead(study)
-        found: dict[str, Outcome] = {}
-        waiting: dict[str, list[Trial]] = {}  # by the name of the run that tells their value
+        outcomes: dict[str, Outcome] = {}
+        # Trials by the name of the run that they wait for.
+        waiting: dict[str, list[Trial]] = {}
         try:
             plans = _ask(study, space, trials, waiting, storage)
-            for outcome in run_each(plans, folder, at_once=at_once, display=display):
-                outcome = found[outcome.name] = _judged(outcome)
-                with _explained(storage):
-                    # what another process runs has not failed, and is tried again by the next call
-                    for trial in waiting.pop(outcome.name) if outcome.code != LOCKED else ():
-                        _answer(study, trial, outcome)
+            for result in run_each(plans, folder, at_once=at_once, display=display):
+                outcome = _require_accuracy(result)
+                outcomes[outcome.name] = outcome
+                # A run that another process is using has not failed: the next call tries it again.
+                if outcome.code != LOCKED:
+                    with _explained(storage):
+                        for trial in waiting.pop(outcome.name):
+                            _answer(study, trial, outcome)
                 if tell is not None:
                     tell(outcome)
         except (Stopped, KeyboardInterrupt):
@@ -74,9 +78,9 @@ def search(
                 _release_all(study, waiting)
             raise
         with _explained(storage):
-            collected = _collect(study, space, folder, found)
+            found = _collect(study, space, folder, outcomes)
             _release_all(study, waiting)
-            return collected
+            return found
 
 
 def _ask(
@@ -86,7 +90,7 @@ def _ask(
     waiting: "dict[str, list[Trial]]",
     storage: str | None,
 ) -> Iterator[Planned]:
-    """Plans of new trials; one that draws what is running already waits for that run instead."""
+    """Plans of new trials; a trial that draws the choices of a run in progress waits for it."""
     from optuna.samplers import TPESampler  # noqa: PLC0415  # an extra
 
     while True:
@@ -95,13 +99,14 @@ def _ask(
                 return
             trial = study.ask()
             trial.set_user_attr("process", _process())
-            # Independent draws of a generator of its own for each trial: those of an earlier call are not repeated,
-            # and two machines do not draw the same.
+            # Each trial has its own generator, so that a later call does not repeat the draws of
+            # an earlier one, and two machines do not draw the same.
             study.sampler = TPESampler(seed=trial.number, multivariate=False, constant_liar=True)
             chosen = [(choice, _draw(trial, choice)) for choice in space.choices]
             try:
                 planned = plan(space.recipe, chosen)
-            except ConfigError as error:  # values that are right alone and do not go together
+            except ConfigError as error:
+                # Values that are right alone may not go together.
                 _fail(study, trial, USAGE, str(error))
                 continue
         others = waiting.setdefault(planned.name, [])
@@ -112,29 +117,29 @@ def _ask(
 
 def _draw(trial: "Trial", choice: Choice) -> str:
     """A value of the choice, as text that is read as the very same value."""
+    if not choice.is_open:
+        return choice.texts[0]
     if choice.range is None:
-        return (
-            str(trial.suggest_categorical(choice.label, choice.texts))
-            if choice.is_open
-            else choice.texts[0]
-        )
+        return str(trial.suggest_categorical(choice.label, choice.texts))
     low, high, log = choice.range.low, choice.range.high, choice.range.is_log
     if choice.range.is_whole:
         return str(trial.suggest_int(choice.label, int(low), int(high), log=log))
     return repr(trial.suggest_float(choice.label, low, high, log=log))
 
 
-def _judged(outcome: Outcome) -> Outcome:
-    """The outcome, failed if there is nothing to judge it by."""
+def _require_accuracy(outcome: Outcome) -> Outcome:
+    """The outcome; a run without an accuracy to compare has failed."""
     if outcome.result is None or _accuracy(outcome.result) is not None:
         return outcome
-    told = "the run has no accuracy on validation, perhaps because no example was held out; try a larger held_out"
-    return outcome._replace(result=None, code=USAGE, error=told)
+    error = "the run has no accuracy on held-out examples. Try a larger held_out."
+    return outcome._replace(result=None, code=USAGE, error=error)
 
 
 def _accuracy(result: dict[str, Any]) -> float | None:
-    found = result["accuracy"].get("validation")
-    return found["final"] if found is not None and math.isfinite(found["final"]) else None
+    validation = result["accuracy"].get("validation")
+    if validation is None or not math.isfinite(validation["final"]):
+        return None
+    return float(validation["final"])
 
 
 def _answer(study: "Study", trial: "Trial", outcome: Outcome) -> None:
@@ -154,33 +159,35 @@ def _fail(study: "Study", trial: "Trial", code: int, error: str) -> None:
 
 def _counted(study: "Study") -> "list[FrozenTrial]":
     """The trials that are over or running, without those that were interrupted."""
-    everyone = study.get_trials(deepcopy=False)
-    replaced = {each.user_attrs.get("replaces") for each in everyone}
-    return [
-        each for each in everyone if each.state.name != "WAITING" and each.number not in replaced
-    ]
+    trials = study.get_trials(deepcopy=False)
+    replaced = {trial.user_attrs.get("replaces") for trial in trials}
+    counted = []
+    for trial in trials:
+        if trial.state.name != "WAITING" and trial.number not in replaced:
+            counted.append(trial)
+    return counted
 
 
 def _release(study: "Study", number: int, params: dict[str, Any]) -> None:
     """Let a trial be tried again with what it drew."""
     from optuna.trial import TrialState  # noqa: PLC0415  # an extra
 
-    study.enqueue_trial(
-        params, user_attrs={"replaces": number}
-    )  # first: a crash in between then loses nothing
+    # The new trial comes first, so that a crash in between loses nothing.
+    study.enqueue_trial(params, user_attrs={"replaces": number})
     study.tell(number, state=TrialState.FAIL)
 
 
 def _release_all(study: "Study", waiting: "dict[str, list[Trial]]") -> None:
-    for trial in (each for trials_of_run in waiting.values() for each in trials_of_run):
-        _release(study, trial.number, trial.params)
+    for trials in waiting.values():
+        for trial in trials:
+            _release(study, trial.number, trial.params)
 
 
 def _release_dead(study: "Study") -> None:
     """Release the trials that died with a process of this machine."""
-    for each in _counted(study):
-        if each.state.name == "RUNNING" and _is_dead(each.user_attrs.get("process")):
-            _release(study, each.number, each.params)
+    for trial in _counted(study):
+        if trial.state.name == "RUNNING" and _is_dead(trial.user_attrs.get("process")):
+            _release(study, trial.number, trial.params)
 
 
 def _process() -> list[Any]:
@@ -188,11 +195,13 @@ def _process() -> list[Any]:
 
 
 def _is_dead(process: list[Any] | None) -> bool:
-    """Whether a process of this machine is over; one that had no time to leave its name is not known to be."""
+    """Whether a process of this machine is over; one that left no name is not known to be."""
     host, own = _process()
     if process is None or process[0] != host:
         return False
-    if process[1] == own:  # of a container that was started again, as this process has only begun
+    # This process has only begun, so it is another one with the same number, as after the restart
+    # of a container.
+    if process[1] == own:
         return True
     try:
         os.kill(process[1], 0)
@@ -203,28 +212,31 @@ def _is_dead(process: list[Any] | None) -> bool:
     return False
 
 
-def _collect(study: "Study", space: Space, folder: Path, found: dict[str, Outcome]) -> Found:
-    """All that is known of the trials, from this call and from the study."""
+def _collect(study: "Study", space: Space, folder: Path, new: dict[str, Outcome]) -> Found:
+    """The outcomes of all trials, of this call and of earlier ones, and the best of them."""
     outcomes: dict[str, Outcome] = {}
     num_elsewhere = 0
+    done = []
     for trial in _counted(study):
-        outcome = _recall(trial, space, folder, found)
+        outcome = _recall(trial, space, folder, new)
         if outcome is not None:
             outcomes.setdefault(outcome.name, outcome)
         elif trial.state.name == "COMPLETE":
             num_elsewhere += 1
-    done = [each for each in study.get_trials(deepcopy=False) if each.state.name == "COMPLETE"]
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.name == "COMPLETE":
+            done.append(trial)
     if not done:
         return Found(list(outcomes.values()), None, None, num_elsewhere)
-    best = max(done, key=lambda each: (each.value or 0.0, -each.number))
+    best = max(done, key=lambda trial: (trial.value or 0.0, -trial.number))
     return Found(list(outcomes.values()), _planned(best, space), best.value, num_elsewhere)
 
 
 def _planned(trial: "FrozenTrial", space: Space) -> Planned:
-    return plan(
-        space.recipe,
-        [(each, _text(trial.params.get(each.label, each.texts[0]))) for each in space.choices],
-    )
+    chosen = []
+    for choice in space.choices:
+        chosen.append((choice, _text(trial.params.get(choice.label, choice.texts[0]))))
+    return plan(space.recipe, chosen)
 
 
 def _text(value: object) -> str:
@@ -232,26 +244,23 @@ def _text(value: object) -> str:
 
 
 def _recall(
-    trial: "FrozenTrial", space: Space, folder: Path, found: dict[str, Outcome]
+    trial: "FrozenTrial", space: Space, folder: Path, new: dict[str, Outcome]
 ) -> Outcome | None:
     """The outcome of a trial, None if it is running, or its run is not here."""
     code, error = trial.user_attrs.get("code"), trial.user_attrs.get("error", "")
     try:
-        planned = _planned(trial, space)
+        name, _, words = _planned(trial, space)
     except ConfigError:
         name = f"trial-{trial.number}"
         return Outcome(name, (), folder / name, code=USAGE, error=error, is_new=False)
-    if planned.name in found:
-        return found[planned.name]
-    target = folder / planned.name
+    if name in new:
+        return new[name]
     if code is not None:
-        return Outcome(planned.name, planned.words, target, code=code, error=error, is_new=False)
-    result = read_result(target) if trial.state.name == "COMPLETE" else None
-    return (
-        None
-        if result is None
-        else Outcome(planned.name, planned.words, target, result, is_new=False)
-    )
+        return Outcome(name, words, folder / name, code=code, error=error, is_new=False)
+    result = read_result(folder / name) if trial.state.name == "COMPLETE" else None
+    if result is None:
+        return None
+    return Outcome(name, words, folder / name, result, is_new=False)
 
 
 @contextmanager
@@ -289,7 +298,6 @@ def _quiet() -> Iterator[None]:
         raise ImportError(
             '--search optuna needs Optuna: pip install ".[sweep]" in the clone'
         ) from error
-
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     try:
@@ -303,22 +311,24 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _explained(storage: str | None) -> Iterator[None]:
-    """Turn what databases and their drivers say, which can be anything, into a sentence without a password."""
+    """Turn an error of a database or its driver into one sentence without a password.
+
+    Drivers raise errors of any type.
+    """
     try:
         yield
     except Exception as error:
-        shown = (
-            "the journal of the search" if storage is None else re.sub(r"//\S*@", "//...@", storage)
-        )
-        cause = (
-            error.__cause__ if isinstance(error.__cause__, Exception) else error
-        )  # Optuna's own words are general
-        reason = re.sub(r"//\S*@", "//...@", first_line(cause).rstrip("."))
-        cure = (
-            "check the disk"
-            if storage is None
-            else "check the address, and that its driver is installed"
-        )
+        place, cure = "the journal of the search", "Check the disk."
+        if storage is not None:
+            place = _without_password(storage)
+            cure = "Check the address, and that its driver is installed."
+        # The words of Optuna are general, and those of the driver behind them are not.
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        reason = _without_password(first_line(cause).rstrip("."))
         raise StorageError(
-            f"{shown} cannot be used ({reason}); {cure}; finished runs are untouched"
+            f"{place} cannot be used ({reason}). {cure} Finished runs are untouched."
         ) from error
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//\S*@", "//...@", text)

@@ -1,4 +1,4 @@
-"""What a sweep came to: means over seeds, and every run with its choices, as a table to show and two files."""
+"""The results of a sweep as a table to show and two files: means over seeds, and every run."""
 
 import json
 import shlex
@@ -8,9 +8,15 @@ from typing import Any, NamedTuple
 
 from nearsay.data import tables
 from nearsay.errors import BAD_DATA
-from nearsay.report.comparison import OTHER_JUDGES, judges_differ
-from nearsay.report.folders import FinishedRun, read_run
-from nearsay.report.groups import Group, Spread, group_runs
+from nearsay.report.runs import (
+    OTHER_JUDGES,
+    FinishedRun,
+    Group,
+    Spread,
+    group_runs,
+    judges_differ,
+    read_run,
+)
 from nearsay.sweep import Found, Outcome
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.progress import percent
@@ -25,17 +31,17 @@ class Summary(NamedTuple):
     rows: list[list[str]]
     failed: list[Outcome]
     best: str  # a sentence with the command of the best trial; empty for a grid
-    doubt: str  # what speaks against comparing the accuracies; empty if nothing does
+    doubt: str  # what speaks against comparing the accuracies, or empty
     table: Path
     record: Path
     tree: dict[str, Any]
 
 
 def summarize(outcomes: Sequence[Outcome], folder: Path, *, found: Found | None = None) -> Summary:
-    """Write `sweep.csv`, a row for each run, and `sweep.json`, which has the groups too; `found` is of a search.
+    """Write `sweep.csv`, a row for each run, and `sweep.json`, which has the groups too.
 
-    Groups are of runs that differ in their seed only. They stay in the order of the sweep, those of a search are sorted
-    by the accuracy that was searched for.
+    Groups are of runs that differ in their seed only, in the order of the sweep. After a search,
+    with its result as `found`, they are sorted by the accuracy that was searched for.
     """
     runs, failed = _read(outcomes)
     groups = list(group_runs(runs))
@@ -46,29 +52,27 @@ def summarize(outcomes: Sequence[Outcome], folder: Path, *, found: Found | None 
         "runs": [_run_tree(outcome, failed) for outcome in outcomes],
     }
     if found is not None:
-        tree["best"] = (
-            None
-            if found.best is None
-            else {"words": found.best.words, "validation": found.accuracy}
-        )
+        tree["best"] = None
+        if found.best is not None:
+            tree["best"] = {"words": found.best.words, "validation": found.accuracy}
         tree["elsewhere"] = found.num_elsewhere
     table, record = folder / "sweep.csv", folder / "sweep.json"
     tables.write(table, _columns(outcomes, failed))
     write_whole(record, json.dumps(tree, indent=2, ensure_ascii=False).encode() + b"\n")
-    splits = [
-        name for name in SPLITS if any(group.spread("accuracy", name, "final") for group in groups)
-    ]
-    headers = ["", "n", *(f"{name}, final" for name in splits), "seconds"]
+    splits = []
+    for split in SPLITS:
+        if any(group.spread("accuracy", split, "final") for group in groups):
+            splits.append(split)
+    headers = ["", "n", *(f"{split}, final" for split in splits), "seconds"]
     rows = [_row(group, splits) for group in groups]
-    rows += [
-        [name, "failed", *[""] * len(splits), f"exit {each.code}"] for name, each in failed.items()
-    ]
-    doubt = OTHER_JUDGES if any(judges_differ(runs, name) for name in splits) else ""
+    for name, outcome in failed.items():
+        rows.append([name, "failed", *[""] * len(splits), f"exit {outcome.code}"])
+    doubt = OTHER_JUDGES if any(judges_differ(runs, split) for split in splits) else ""
     return Summary(headers, rows, list(failed.values()), _best(found), doubt, table, record, tree)
 
 
 def _read(outcomes: Sequence[Outcome]) -> tuple[list[FinishedRun], dict[str, Outcome]]:
-    """The runs that can be read, and by their names those that failed or are damaged."""
+    """The runs that can be read, and by their names the runs that failed or are damaged."""
     runs, failed = [], {}
     for outcome in outcomes:
         if outcome.result is None:
@@ -82,60 +86,55 @@ def _read(outcomes: Sequence[Outcome]) -> tuple[list[FinishedRun], dict[str, Out
 
 
 def _row(group: Group, splits: Sequence[str]) -> list[str]:
-    accuracies = [group.spread("accuracy", name, "final") for name in splits]
+    cells = [group.name, str(group.num_seeds)]
+    for split in splits:
+        accuracy = group.spread("accuracy", split, "final")
+        cells.append("-" if accuracy is None else f"{accuracy.text(scale=100)} %")
     seconds = group.spread("seconds")
-    return [
-        group.name,
-        str(group.num_seeds),
-        *("-" if each is None else f"{each.text(scale=100)} %" for each in accuracies),
-        "-" if seconds is None else f"{seconds.mean:,.1f}",
-    ]
+    return [*cells, "-" if seconds is None else f"{seconds.mean:,.1f}"]
 
 
 def _group_tree(group: Group) -> dict[str, Any]:
-    spreads = {name: group.spread("accuracy", name, "final") for name in SPLITS}
-    return {
-        "name": group.name,
-        "runs": [str(run.path) for run in group.runs],
-        "accuracy": {
-            name: None if each is None else each._asdict() for name, each in spreads.items()
-        },
-    }
+    accuracies = {}
+    for split in SPLITS:
+        accuracy = group.spread("accuracy", split, "final")
+        accuracies[split] = None if accuracy is None else accuracy._asdict()
+    runs = [str(run.path) for run in group.runs]
+    return {"name": group.name, "runs": runs, "accuracy": accuracies}
 
 
 def _run_tree(outcome: Outcome, failed: dict[str, Outcome]) -> dict[str, Any]:
-    shown = failed.get(outcome.name, outcome)
-    facts = {
-        "run": str(shown.folder),
-        "words": shown.words,
-        "exit_code": shown.code,
-        "error": shown.error or None,
+    outcome = failed.get(outcome.name, outcome)
+    return {
+        "run": str(outcome.folder),
+        "words": outcome.words,
+        "exit_code": outcome.code,
+        "error": outcome.error or None,
+        "result": outcome.result,
     }
-    return {**facts, "result": shown.result}
 
 
 def _columns(
     outcomes: Sequence[Outcome], failed: dict[str, Outcome]
 ) -> dict[str, list[tables.Cell]]:
-    """A row for each run: its choices, then what came of it."""
-    shown = [failed.get(each.name, each) for each in outcomes]
-    choices = [_choices(each) for each in shown]
-    keys = dict.fromkeys(key for each in choices for key in each)
-    columns: dict[str, list[tables.Cell]] = {"run": [each.name for each in shown]}
-    columns |= {key: [each.get(key) for each in choices] for key in keys}
-    columns["exit_code"] = [each.code for each in shown]
+    """A row for each run: its choices, then its results."""
+    outcomes = [failed.get(outcome.name, outcome) for outcome in outcomes]
+    choices = list(map(_choices, outcomes))
+    columns: dict[str, list[tables.Cell]] = {"run": [outcome.name for outcome in outcomes]}
+    for key in dict.fromkeys(key for choice in choices for key in choice):
+        columns[key] = [choice.get(key) for choice in choices]
+    columns["exit_code"] = [outcome.code for outcome in outcomes]
     for split in SPLITS:
         for kind in ("final", "last_10"):
-            columns[f"{split}_{kind}"] = [
-                _number(each.result, "accuracy", split, kind) for each in shown
-            ]
-    columns["seconds"] = [_number(each.result, "seconds") for each in shown]
-    columns["error"] = [each.error or None for each in shown]
+            numbers = [_number(outcome.result, "accuracy", split, kind) for outcome in outcomes]
+            columns[f"{split}_{kind}"] = [*numbers]
+    columns["seconds"] = [_number(outcome.result, "seconds") for outcome in outcomes]
+    columns["error"] = [outcome.error or None for outcome in outcomes]
     return columns
 
 
 def _choices(outcome: Outcome) -> dict[str, str]:
-    """Key -> text; where a field has the name of an argument, it has the last word."""
+    """Key -> text; a field with the name of an argument comes later and wins."""
     pairs = (word.partition("=") for word in outcome.words[1:] if word != "--set")
     return {key: text for key, _, text in pairs}
 
@@ -154,11 +153,9 @@ def _mean(spread: Spread | None) -> float:
 def _best(found: Found | None) -> str:
     if found is None:
         return ""
-    elsewhere = (
-        f"; {found.num_elsewhere} finished trials are not in this folder"
-        if found.num_elsewhere
-        else ""
-    )
+    elsewhere = ""
+    if found.num_elsewhere:
+        elsewhere = f"; {found.num_elsewhere} finished trials are not in this folder"
     if found.best is None:
         return f"No trial has succeeded{elsewhere}."
     command = shlex.join(["nearsay", "train", *found.best.words])
