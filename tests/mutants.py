@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 NCR_TESTS = (
     "tests/losses/test_ncr.py",
     "tests/losses/test_ncr_numerics.py",
-    "tests/losses/test_bank.py",
+    "tests/losses/test_memory_bank.py",
 )
 KERNEL_TESTS = (*NCR_TESTS, "tests/losses/test_ncr_kernel.py", "tests/test_neighbors.py")
 PROCESS_TESTS = ("tests/distributed",)
@@ -53,7 +53,7 @@ MUTANTS = [
     Mutant("term from the beginning", OBJECTIVE, "if epoch >= self.start_epoch", "if epoch >= 0"),
     Mutant("self not masked in the plain version", OBJECTIVE, "similarities.masked_fill(same, 0)", "similarities"),
     Mutant("temperature on own logits only", OBJECTIVE, "(key_logits / choices.temperature)", "(key_logits / 1.0)"),
-    Mutant("weights not normalized", OBJECTIVE, "weights = nearest / total.masked_fill(is_alone, 1)", "weights = nearest"),
+    Mutant("weights not normalized", OBJECTIVE, "weights = largest / total.masked_fill(is_alone, 1)", "weights = largest"),
     Mutant("loneliness not handled", OBJECTIVE, "torch.where(is_alone, log_p, log_q)", "log_q"),
     Mutant("padding in the loss", OBJECTIVE, "features = features.masked_fill(is_padding[:, None], 0)", "pass"),
     Mutant("padding counted as isolated", OBJECTIVE, "is_alone & ~is_padding", "is_alone"),

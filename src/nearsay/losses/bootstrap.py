@@ -8,7 +8,8 @@ from torch import Tensor
 
 from nearsay import distributed
 from nearsay.batch import Batch, Loss, Outputs, check_outputs
-from nearsay.losses.cross_entropy import cross_entropy, real_rows, upcast
+from nearsay.losses.base import real_rows, upcast
+from nearsay.losses.cross_entropy import cross_entropy
 from nearsay.validation import check_number, check_tensors
 
 Kind = Literal["soft", "hard"]

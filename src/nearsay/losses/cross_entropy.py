@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from nearsay import distributed
 from nearsay.batch import Batch, Loss, Outputs, check_outputs
+from nearsay.losses.base import real_rows, upcast
 from nearsay.validation import check_number, check_tensors
 
 
@@ -64,27 +64,6 @@ class CrossEntropy:
             cross_entropy(logits, targets, smoothing=self.smoothing), targets.sum(dim=1)
         )
         return Loss(total, {"cross_entropy": total.detach()})
-
-
-def upcast(tensor: Tensor) -> Tensor:
-    """The tensor in float32 at least: 16 bits are too few for a loss, float64 stays."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(B, C) logits and (B, C) targets, upcast, with zeros in place of padding.
-
-    Whatever stood there, even NaN, reaches neither a value nor a gradient; the row sums of the targets are the weights
-    of the labels.
-    """
-    is_real = batch.is_real[:, None]
-    return upcast(outputs.logits).where(is_real, 0.0), upcast(batch.targets).where(is_real, 0.0)
-
-
-def not_finite(rows: Tensor, is_real: Tensor) -> Tensor:
-    """(B,) NaN for rows that hold what is not finite, else 0: what a memory leaves out shall be seen in the loss."""
-    is_fine = rows.isfinite().all(dim=1) | ~is_real
-    return torch.zeros_like(rows[:, 0]).masked_fill(~is_fine, torch.nan)
 
 
 def _check(smoothing: float) -> None:

@@ -20,7 +20,8 @@ from nearsay.batch import (
     check_state,
     first_rows,
 )
-from nearsay.losses.cross_entropy import cross_entropy, not_finite, real_rows, upcast
+from nearsay.losses.base import not_finite, real_rows, upcast
+from nearsay.losses.cross_entropy import cross_entropy
 from nearsay.validation import check_number, check_tensors
 
 SMALLEST = 1e-4  # probabilities are clamped to [1e-4, 1 − 1e-4], as in the public code

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearsay import distributed
 from nearsay.batch import Batch, Loss, Outputs, check_outputs
-from nearsay.losses.cross_entropy import real_rows, upcast
+from nearsay.losses.base import real_rows, upcast
 from nearsay.validation import can_look, check_number, check_tensors
 
 

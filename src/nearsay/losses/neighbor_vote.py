@@ -29,7 +29,8 @@ from nearsay.batch import (
     one_hot,
 )
 from nearsay.losses._ncr_fast import divergence
-from nearsay.losses.cross_entropy import cross_entropy, not_finite, upcast
+from nearsay.losses.base import not_finite, upcast
+from nearsay.losses.cross_entropy import cross_entropy
 from nearsay.neighbors import Identity, autocast_off, nearest, normalize
 from nearsay.validation import check_number, check_whole
 
