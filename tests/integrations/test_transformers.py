@@ -193,7 +193,7 @@ def test_an_evaluation_is_cross_entropy_and_indices_travel(
         num_train_epochs=1, remove_unused_columns=False, bf16=True, more={"eval_dataset": image_rows(data, 60)},
     )  # fmt: skip
     trainer.train()  # 100 and 30 rows, in half precision
-    assert sorted(trainer.criterion.state["bank.indices"][:130].tolist()) == list(range(130))
+    assert sorted(trainer.ncr_loss.state["bank.indices"][:130].tolist()) == list(range(130))
     trainer.args.bf16_full_eval = False
     found = trainer.evaluate()["eval_loss"]
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -244,9 +244,7 @@ def test_a_batch_without_labels_is_refused(transformers, for_transformers, tmp_p
         for_transformers, model, rows, tmp_path, num_train_epochs=1, remove_unused_columns=False,
         more={"head": model.head},
     )  # fmt: skip
-    with pytest.raises(
-        ValueError, match="a batch of inputs, target has no labels; call the column labels"
-    ):
+    with pytest.raises(ValueError, match=r"^labels .* inputs, target"):
         trainer.train()
 
 
@@ -259,20 +257,18 @@ def test_indices_that_the_trainer_drops_are_asked_for(transformers, for_transfor
     )  # fmt: skip
     with pytest.raises(
         ValueError,
-        match=r"a batch of inputs, labels has no indices.*and remove_unused_columns=False",
+        match=r"^indices .* remove_unused_columns=False",
     ):
         trainer.train()
 
 
 def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_transformers, tmp_path):
     rows = text_rows()
-    with pytest.raises(
-        ValueError, match="keeps a memory that checkpoints of the Trainer would lose"
-    ):
+    with pytest.raises(ValueError, match=r"^objective"):
         make_trainer(
             for_transformers, text_network(transformers), rows, tmp_path, objective=NCR(base=ELR())
         )
-    with pytest.raises(ValueError, match=r"with no more than bank=Bank\(size=4096\)"):
+    with pytest.raises(ValueError, match=r"^objective"):
         make_trainer(
             for_transformers,
             text_network(transformers),
@@ -280,15 +276,11 @@ def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_trans
             tmp_path,
             objective=NCR(bank=Bank(kind="examples")),
         )
-    with pytest.raises(
-        ValueError, match=r"label_smoothing_factor=0.1 has no effect here.*CrossEntropy\(smoothing"
-    ):
+    with pytest.raises(ValueError, match=r"^label_smoothing_factor"):
         make_trainer(
             for_transformers, text_network(transformers), rows, tmp_path, label_smoothing_factor=0.1
         )
-    with pytest.raises(
-        ValueError, match="model_init and compute_loss_func do not go with NCRTrainer"
-    ):
+    with pytest.raises(ValueError, match=r"^model_init"):
         make_trainer(
             for_transformers,
             None,
@@ -298,13 +290,13 @@ def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_trans
         )
     several = text_network(transformers)
     several.config.problem_type = "multi_label_classification"
-    with pytest.raises(ValueError, match="it takes problem_type='single_label_classification'"):
+    with pytest.raises(ValueError, match=r"^problem_type"):
         make_trainer(for_transformers, several, rows, tmp_path)
     headless = text_network(transformers)
     headless.classifier = nn.Identity()
     with pytest.raises(
         ValueError,
-        match=r"BertForSequenceClassification has no linear layer with 4 outputs; name one",
+        match=r"^head .* 4 outputs",
     ):
         make_trainer(for_transformers, headless, rows, tmp_path)
 

@@ -24,17 +24,11 @@ from torch.nn.functional import embedding_bag
 from nearsay.neighbors import CHUNK_NUMBERS, Identity, autocast_off, nearest, normalize
 from nearsay.validation import can_look
 
-TWICE = (
-    'this gradient cannot be differentiated again (create_graph=True); take nearsay.ncr(..., implementation="plain") '
-    "in place of NCR or NCRCriterion"
-)
-TRANSFORMED = (
-    'torch.func cannot transform the fast version; take nearsay.ncr(..., implementation="plain") in place of NCR or '
-    "NCRCriterion"
-)
-DENSE_SHARE = (
-    8  # with more than one key in eight a neighbor, a matrix product beats going through lists
-)
+_CURE = 'Use nearsay.ncr(..., implementation="plain") instead of NCR or NCRLoss.'
+TWICE = f"This gradient cannot be differentiated again (create_graph=True). {_CURE}"
+_TRANSFORMED = f"torch.func cannot transform the fast version. {_CURE}"
+# If more than one key in so many is a neighbor, a matrix product beats going through lists.
+DENSE_SHARE = 8
 
 
 class Choices(NamedTuple):
@@ -59,7 +53,7 @@ def ncr_rows(
     except RuntimeError as error:
         if "functorch" not in str(error):
             raise
-        raise RuntimeError(TRANSFORMED) from error
+        raise RuntimeError(_TRANSFORMED) from error
     return rows, is_alone
 
 
