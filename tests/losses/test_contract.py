@@ -407,27 +407,32 @@ def wrong(change):
     return outputs, replace(batch, targets=targets)
 
 
-@every_objective
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "field"),
     [
-        ("class numbers", r"targets \(6,\) of torch.int64"),
-        ("whole targets", r"targets \(6, 5\) of torch.int64"),
-        ("fewer indices", r"indices \(5,\)"),
-        ("odd views", "6 rows cannot be 4 views"),
-        ("a plain tuple", r"outputs of type tuple must be nearsay.Outputs\(features, logits\)"),
-        (
-            "a teacher of logits",
-            r"teacher of type Tensor must be nearsay.Outputs\(features, logits\)",
-        ),
-        ("a negative target", "target row 1 holds -0.25"),
-        ("no number", "target row 1 holds nan"),
-        ("an endless target", "target row 1 holds inf"),
+        ("class numbers", "targets"),
+        ("whole targets", "targets"),
+        ("fewer indices", "indices"),
+        ("odd views", "views"),
+        ("a plain tuple", "outputs"),
+        ("a teacher of logits", "teacher"),
+        ("a negative target", "target"),
+        ("no number", "target"),
+        ("an endless target", "target"),
     ],
 )
-def test_a_batch_that_cannot_be_meant_is_refused(objective, change, message):
-    with pytest.raises(ValueError, match=message):
-        call(objective, *wrong(change))
+def test_a_batch_that_cannot_be_meant_is_refused(change, field):
+    with pytest.raises(ValueError, match=field):
+        call(CrossEntropy(), *wrong(change))
+
+
+@every_objective
+def test_every_loss_checks_its_batch(objective):
+    outputs, batch = wrong("a negative target")
+    memory = fresh_memory(objective)
+    with pytest.raises(ValueError, match="target"):
+        call(objective, outputs, batch, memory)
+    torch.testing.assert_close(memory, fresh_memory(objective))
 
 
 @pytest.mark.parametrize(
@@ -436,9 +441,7 @@ def test_a_batch_that_cannot_be_meant_is_refused(objective, change, message):
 def test_an_epoch_that_is_no_tensor_is_refused_before_anything_is_remembered(objective):
     outputs, batch = make_case()
     memory = objective.init_state(N, C, D)
-    with pytest.raises(
-        ValueError, match=r"epoch of type float must be a torch.Tensor; torch.as_tensor makes one"
-    ):
+    with pytest.raises(ValueError, match="epoch"):
         objective(outputs, batch, 1.0, memory, objective.phase(1.0, memory))
     torch.testing.assert_close(memory, objective.init_state(N, C, D))
 
@@ -452,25 +455,23 @@ def test_a_memory_on_another_device_is_told_with_the_cure(objective):
     outputs, batch = make_case()
     memory = objective.init_state(N, C, D)
     left = {name: tensor.to("meta") for name, tensor in memory.items()}
-    with pytest.raises(
-        ValueError,
-        match=r"memory\['.*'\] is on meta and the logits are on cpu; move all of it with",
-    ):
+    with pytest.raises(ValueError, match=r"meta\b.*cpu"):
         objective(outputs, batch, torch.tensor(0.0), left, objective.phase(0.0, memory))
 
 
 @every_objective
-@pytest.mark.parametrize("name", ["features", "targets", "indices"])
-def test_what_stayed_on_another_device_is_told_with_the_cure(objective, name):
+def test_what_stayed_on_another_device_is_named(objective):
     outputs, batch = make_case()
-    if name == "features":
-        outputs = outputs._replace(features=outputs.features.to("meta"))
-    else:
-        batch = replace(batch, **{name: getattr(batch, name).to("meta")})
     memory = objective.init_state(N, C, D)
-    cure = rf"{name}.* are on meta and the logits are on cpu; move them there with \.to\(logits\.device\)"
-    with pytest.raises(ValueError, match=cure):
-        objective(outputs, batch, torch.tensor(3.0), memory, objective.phase(3.0, memory))
+    phase = objective.phase(3.0, memory)
+    for name in ("features", "targets", "indices"):
+        wrong_outputs, wrong_batch = outputs, batch
+        if name == "features":
+            wrong_outputs = outputs._replace(features=outputs.features.to("meta"))
+        else:
+            wrong_batch = replace(batch, **{name: getattr(batch, name).to("meta")})
+        with pytest.raises(ValueError, match=rf"{name}.*meta\b.*cpu"):
+            objective(wrong_outputs, wrong_batch, torch.tensor(3.0), memory, phase)
     torch.testing.assert_close(memory, objective.init_state(N, C, D))
 
 
@@ -478,11 +479,9 @@ def test_what_stayed_on_another_device_is_told_with_the_cure(objective, name):
 def test_what_is_no_batch_is_refused(objective):
     outputs, _ = make_case()
     memory = objective.init_state(N, C, D)
-    for wrong in (None, {}):
-        with pytest.raises(
-            ValueError, match=r"batch of type (NoneType|dict) must be nearsay.Batch\(inputs="
-        ):
-            objective(outputs, wrong, torch.tensor(3.0), memory, objective.phase(3.0, memory))
+    for value in (None, {}):
+        with pytest.raises(ValueError, match="batch"):
+            objective(outputs, value, torch.tensor(3.0), memory, objective.phase(3.0, memory))
 
 
 @pytest.mark.parametrize(
@@ -490,15 +489,13 @@ def test_what_is_no_batch_is_refused(objective):
     [ELR(), NCR(k=2), NCR(start_epoch="auto"), NeighborVote(k=3, start_epoch=0)],
     ids=repr,
 )
-def test_no_memory_at_all_is_told_with_the_cure(objective):
+def test_no_state_at_all_is_refused(objective):
     outputs, batch = make_case()
-    with pytest.raises(
-        ValueError, match=r"state of type NoneType must be what objective.init_state\(num_examples"
-    ):
+    with pytest.raises(ValueError, match="state"):
         objective(outputs, batch, torch.tensor(3.0), None, objective.phase(3.0, None))
 
 
-def test_a_stage_that_is_no_text_is_refused():
+def test_a_phase_that_is_no_text_is_refused():
     outputs, batch = make_case()
     with pytest.raises(ValueError, match=r"^phase"):
         NCR(k=2)(outputs, batch, torch.tensor(3.0), {}, 3)

@@ -414,9 +414,7 @@ def test_the_gradient_of_the_fast_version_cannot_be_differentiated_silently():
 
 def test_torch_func_is_told_to_take_the_plain_version():
     logits, features = (tensor.detach() for tensor in rows())
-    with pytest.raises(
-        RuntimeError, match=r'^torch\.func cannot transform the fast version; take .*"plain"'
-    ):
+    with pytest.raises(RuntimeError, match=r'^torch\.func .*implementation="plain"'):
         torch.func.grad(lambda z: ncr(z, features, k=3))(logits)
     found = torch.func.grad(lambda z: ncr(z, features, k=3, implementation="plain"))(logits)
     (expected,) = torch.autograd.grad(ncr(logits.requires_grad_(), features, k=3), logits)

@@ -64,7 +64,7 @@ class NCRLoss(nn.Module):
         state: what the loss keeps between steps, by name; empty for most losses.
         objective: the loss as a value.
 
-    >>> import torch, nearsay
+    >>> import torch
     >>> from nearsay.losses import NCRLoss
     >>> _ = torch.manual_seed(0)
     >>> body, classifier = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
