@@ -1,4 +1,4 @@
-"""NCR in a Lightning module: the loss is part of the module, and a callback sets epochs and logs."""
+"""NCR in a Lightning module: the loss is part of it, and a callback sets epochs and logs."""
 
 from typing import Any
 

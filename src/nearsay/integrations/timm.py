@@ -18,9 +18,9 @@ def ncr_loss(
 ) -> NCRLoss:
     """The loss function of a network of timm, bare or already wrapped (compiled, distributed).
 
-    The features are those of `forward_head(forward_features(x), pre_logits=True)`. A hook takes them
-    where they enter the classifier, so the network runs once. Targets may be class numbers, or the
-    distributions that timm's Mixup makes.
+    The features are those of `forward_head(forward_features(x), pre_logits=True)`. A hook takes
+    them where they enter the classifier, so the network runs once. Targets may be class numbers, or
+    the distributions that timm's Mixup makes.
 
     Args:
         model: a network of `timm.create_model` with one linear classifier.

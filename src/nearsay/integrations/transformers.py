@@ -79,12 +79,12 @@ class NCRTrainer(_transformers.Trainer):  # type: ignore[misc, name-defined]
             )
         if self.ncr_loss.state and "indices" not in inputs and torch.is_grad_enabled():
             raise ValueError(
-                f"indices must be a column of the data if there is a bank, got {', '.join(inputs)}. "
-                "Use remove_unused_columns=False to keep it."
+                "indices must be a column of the data if there is a bank, got "
+                f"{', '.join(inputs)}. Use remove_unused_columns=False to keep it."
             )
-        network_inputs = {
-            name: inputs[name] for name in inputs if name not in ("labels", "indices")
-        }
+        network_inputs = {**inputs}
+        for name in ("labels", "indices"):
+            network_inputs.pop(name, None)
         outputs = model(**network_inputs)
         self.ncr_loss.set_epoch(self.state.epoch or 0.0)
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]

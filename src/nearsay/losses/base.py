@@ -1,4 +1,4 @@
-"""What every loss shares: a formula of logits and targets becomes an objective, and padding is masked."""
+"""What losses share: a formula of (logits, targets) as an objective, and the masking of padding."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,10 +21,11 @@ _RESERVED = ("loss", "steps")
 class LossFunction:
     """An objective without state: the mean of a formula over the labels of the global batch.
 
-    The formula is called with logits and targets, both (B, C) in float32 or float64, and returns one loss per row,
-    (B,). A target row is a distribution: it sums to 1. Its weight is applied afterwards, and a row without a label has
-    the weight 0. The formula may be a function, or a frozen dataclass with a method `__call__(self, logits, targets)`,
-    which has its hyper-parameters as fields.
+    The formula is called with logits and targets, both (B, C) in float32 or float64, and returns
+    one loss per row, (B,). A target row is a distribution: it sums to 1. Its weight is applied
+    afterwards, and a row without a label has the weight 0. The formula may be a function, or a
+    frozen dataclass with a method `__call__(self, logits, targets)`, with its
+    hyper-parameters as fields.
 
     Attributes:
         function: the formula. In the log, the loss has its name.
@@ -81,8 +82,8 @@ class LossFunction:
         if not isinstance(rows, Tensor) or rows.shape != weights.shape:
             shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
             raise ValueError(
-                f"{self.name} must return one loss per row, of shape {tuple(weights.shape)}, got {shape}. "
-                "Take no mean over the batch."
+                f"{self.name} must return one loss per row, of shape {tuple(weights.shape)}, "
+                f"got {shape}. Take no mean over the batch."
             )
         total = distributed.mean(rows * weights, weights)
         return Loss(total, {self.name: total.detach()})
@@ -92,8 +93,8 @@ def as_objective(value: object) -> Objective:
     """The value itself if it is an objective; a formula of logits and targets as a `LossFunction`.
 
     Args:
-        value: an objective such as `ELR()`, a function `f(logits, targets)` that returns one loss per row, or a frozen
-            dataclass with such a `__call__`.
+        value: an objective such as `ELR()`, a function `f(logits, targets)` that returns one loss
+            per row, or a frozen dataclass with such a `__call__`.
 
     >>> from nearsay.losses import ELR, as_objective, cross_entropy
     >>> as_objective(ELR())
@@ -103,13 +104,14 @@ def as_objective(value: object) -> Objective:
     """
     if isinstance(value, type):
         raise ValueError(
-            f"objective must be an instance, got the class {value.__name__}. Use {value.__name__}()."
+            f"objective must be an instance, got the class. Use {value.__name__}(...)."
         )
     if hasattr(value, "init_state") and hasattr(value, "phase"):
         return value  # type: ignore[return-value]
     if not callable(value):
         raise ValueError(
-            f"objective must be a loss such as NCR() or a function of (logits, targets), got {value!r}."
+            "objective must be a loss such as NCR() or a function of (logits, targets), "
+            f"got {value!r}."
         )
     return LossFunction(function=value)
 
@@ -127,8 +129,8 @@ def upcast(tensor: Tensor) -> Tensor:
 def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
     """(B, C) logits and (B, C) targets, upcast, with zeros instead of padding.
 
-    The content of padding, even NaN, reaches neither a value nor a gradient. The row sums of the targets are the
-    weights of the labels.
+    The content of padding, even NaN, reaches neither a value nor a gradient. The row sums of the
+    targets are the weights of the labels.
 
     >>> import torch
     >>> from nearsay import Batch, Outputs, one_hot
@@ -154,6 +156,6 @@ def not_finite(rows: Tensor, is_real: Tensor) -> Tensor:
 
 
 def part_of_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors of one part of a loss, whose names begin with its name and a dot; without that prefix."""
+    """The tensors of one part of a loss: names that begin with `name.`, without that prefix."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}

@@ -20,9 +20,9 @@ class NCRLoss(nn.Module):
     """Neighbor Consistency Regularization, or any other loss of this package, as one module.
 
     There are two ways to call it. Without `head`, give the features, which are the inputs of the
-    last linear layer: `loss(logits, features, labels, indices)`. With `head`, a hook takes them from
-    what enters that layer: `loss(logits, labels, indices)`. Then each loss belongs to the last pass
-    with gradients through the head.
+    last linear layer: `loss(logits, features, labels, indices)`. With `head`, a hook takes them
+    from what enters that layer: `loss(logits, labels, indices)`. Then each loss belongs to the last
+    pass with gradients through the head.
 
     Without gradients, as in validation, the loss is plain cross-entropy: it depends neither on the
     other rows of the batch nor on other processes. With gradients and several processes, neighbors
@@ -43,8 +43,8 @@ class NCRLoss(nn.Module):
         mask_partners: rows that share an image through mixup are not neighbors. Needs a `Batch`.
         reject: share of the rows, those with the most distant neighbors, that lose their label if
             their neighbors are undecided as well.
-        objective: another loss instead of NCR, such as `ELR()` or `GJS()`, or a function of (logits,
-            targets) that returns one loss per row. The arguments of NCR above must not be given.
+        objective: another loss instead of NCR, such as `ELR()` or `GJS()`, or a function of
+            (logits, targets) that returns one loss per row. Leave out the arguments of NCR above.
         num_examples: number of training examples. Needed by losses with a row per example, such as
             `ELR()` or `Bank(kind="examples")`.
         num_classes: number of classes, to make the state at once. Needs `num_features` as well.
@@ -54,8 +54,8 @@ class NCRLoss(nn.Module):
     Call arguments:
         logits: (B, C), the outputs of the network.
         features: (B, D), only without `head`.
-        labels: (B,) class numbers, negative for unlabeled; or (B, C) distributions, such as those of
-            mixup; or a `Batch`, which can also hold views, mixup partners and a teacher.
+        labels: (B,) class numbers, negative for unlabeled; or (B, C) distributions, such as those
+            of mixup; or a `Batch`, which can also hold views, mixup partners and a teacher.
         indices: (B,) int64, the number of the example in each row; −1 is padding. Without indices,
             every row is a different example.
 
@@ -172,7 +172,7 @@ class NCRLoss(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Make the state in the sizes of what is loaded, where the first call would have made it."""
+        """Make the state in the sizes of what is loaded, if it is not made yet."""
         if not self._is_made:
             keys = {name: prefix + _buffer_name(name) for name in self._smallest_state()}
             if {*keys.values()} <= state_dict.keys():
@@ -279,8 +279,8 @@ class NCRLoss(nn.Module):
         self._features = self._output = None
         if features is None or output is None:
             raise ValueError(
-                "head must be passed with gradients before each loss. Copy network and loss together, "
-                "make the loss before compiling, and checkpoint with use_reentrant=False."
+                "head must be passed with gradients before each loss. Copy network and loss "
+                "together, make the loss before compiling, and checkpoint with use_reentrant=False."
             )
         if features.ndim != 2 or len(features) != len(logits):
             raise ValueError(
@@ -292,8 +292,8 @@ class NCRLoss(nn.Module):
         is_doubtful = is_doubtful and output is not logits
         if is_doubtful and not torch.equal(output.to(logits.dtype), logits):
             raise ValueError(
-                "logits must be those of the last pass through the head. Put all rows into one pass, "
-                "or run other passes under torch.no_grad()."
+                "logits must be those of the last pass through the head. Put all rows into one "
+                "pass, or run other passes under torch.no_grad()."
             )
         return features
 

@@ -1,4 +1,4 @@
-"""Generalized Jensen–Shannon divergence of a label and several views (Englesson & Azizpour 2021)."""
+"""Generalized Jensen–Shannon divergence of label and views (Englesson & Azizpour 2021)."""
 
 import math
 from collections.abc import Mapping
