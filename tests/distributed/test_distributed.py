@@ -272,7 +272,7 @@ def test_an_error_that_is_no_other_process_is_left_as_it_is(monkeypatch):
         raise RuntimeError("connection")
 
 
-# One of two processes that torchrun would start: what it sees, and how it learns that the other one has gone.
+# One of two processes of torchrun: what it sees, and how it learns that the other has gone.
 PROGRAM = """
 import glob, json, torch
 from nearsay import dist
@@ -281,7 +281,8 @@ cpu, seen = torch.device("cpu"), {"launched": dist.launch().rank, "before": dist
 try:
     with dist.joined(cpu, 20.0):
         rank = seen["rank"] = dist.rank()
-        torch.optim.SGD([torch.ones(1, requires_grad=True)])  # brings the compiler, which looks for groups
+        # Imports the compiler, which looks for groups.
+        torch.optim.SGD([torch.ones(1, requires_grad=True)])
         seen["during"] = dist.num_processes()
         wide = torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last) + rank
         tensors = [torch.tensor([1.0, 5.0]) * (1 + rank), torch.tensor(4.0 * rank), wide]
@@ -290,7 +291,8 @@ try:
         tensors = [torch.tensor([7, 8]) + rank, torch.tensor(0.5 + rank), wide + rank]
         dist.broadcast_(tensor for tensor in tensors)
         seen["broadcast"] = [tensor.tolist() for tensor in tensors]
-        seen["shared"] = [dist.share(text, cpu) for text in (f"nächste {rank}", "" if rank == 0 else "lost")]
+        texts = (f"nächste {rank}", "" if rank == 0 else "lost")
+        seen["shared"] = [dist.share(text, cpu) for text in texts]
         try:
             with dist.joined(cpu, 20.0):
                 raise RuntimeError("gloo")

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: same bits, same values, no waiting, and steps that can be captured."""
+"""What only a CUDA device shows: same bits, same values, no waiting, captured steps."""
 
 import contextlib
 
@@ -109,7 +109,7 @@ def test_mixup_is_the_same():
 
 @pytest.fixture(params=["triton", "torch"])
 def _path(request):
-    """Both fast versions: float32 goes through Triton unless additions must come in a fixed order."""
+    """Both fast versions: float32 takes Triton unless the order of additions must be fixed."""
     torch.use_deterministic_algorithms(request.param == "torch", warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""One of two processes with half a batch each: `python -m integrations.ddp_worker FOLDER RANK` leaves FOLDER/RANK.pt."""
+"""One of two processes with half a batch each: `python -m integrations.ddp_worker FOLDER RANK`."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""NCR under the Trainer of Lightning: the module's loss, the callback's epoch and log, and what it is good for."""
+"""NCR under the Trainer of Lightning: loss, epochs, log, checkpoints, and accuracy."""
 
 from statistics import mean
 
@@ -62,7 +62,8 @@ def make_module(lightning, *, criterion, seed=0, lr=0.01):
 
 def make_trainer(lightning, tmp_path, **choices):
     return lightning.Trainer(
-        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=tmp_path, **choices,
     )  # fmt: skip
 
@@ -187,7 +188,8 @@ def test_a_training_that_is_resumed_inside_an_epoch_knows_which_it_is(
             lightning, criterion=lambda head: NCRLoss(head=head, objective=objective)
         )
         trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+            enable_model_summary=False,
             default_root_dir=tmp_path, max_epochs=3, callbacks=[for_lightning.NCRCallback(), saved],
         )  # fmt: skip
         trainer.fit(module, loader_of(data, num=200, batch_size=100), ckpt_path=path)

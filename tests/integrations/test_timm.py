@@ -1,4 +1,4 @@
-"""NCR in training scripts of timm: its networks, task, mixup and averaged networks, and what the loss is good for."""
+"""NCR in training scripts of timm: its networks, task, mixup and averaged networks."""
 
 import logging
 

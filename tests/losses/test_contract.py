@@ -29,7 +29,8 @@ class SymmetricCrossEntropy:
         return -self.alpha * (targets * log_p).sum(dim=1) + self.beta * reverse
 
 
-ROW_BY_ROW = [  # a row's loss does not depend on who else is in the batch, and terms sum to the total
+# The loss of a row does not depend on other rows, and terms sum to the total.
+ROW_BY_ROW = [
     CrossEntropy(),
     CrossEntropy(smoothing=0.2),
     Bootstrap(),
@@ -68,7 +69,7 @@ each_number_of_views = pytest.mark.parametrize("views", [1, 2])
 
 
 def make_case(views=1, dtype=torch.float64):
-    """Outputs and batch of six examples: a plain label, soft ones, one of weight ½ and one unlabeled."""
+    """Six examples: a plain label, soft ones, one of weight ½ and one unlabeled."""
     generator = torch.Generator().manual_seed(6)
 
     def random(*shape):
@@ -281,7 +282,7 @@ def test_autocast_does_not_touch_it(objective):
 @every_objective
 @each_number_of_views
 def test_off_the_cpu_it_never_looks_at_a_value(objective, views):
-    """Tensors of the device "meta" have no values: looking at one, or a shape that depends on one, raises."""
+    """Tensors on "meta" have no values: reading one, or a shape that depends on one, raises."""
     outputs, batch = make_case(views)
     outputs, teacher = (
         Outputs(*(tensor.to("meta") for tensor in pair)) for pair in (outputs, batch.teacher)

@@ -1,4 +1,4 @@
-"""NCRLoss equals the functional loss, in both ways to call it, and refuses what it would misunderstand."""
+"""NCRLoss equals the functional loss in both ways to call it, and refuses what it cannot mean."""
 
 import copy
 import math
@@ -150,7 +150,7 @@ def test_features_are_used_once_and_belong_to_the_rows():
 
 
 def test_logits_of_an_earlier_pass_are_not_taken_for_those_of_the_last():
-    """Two views, a pass for each, and a loss of the first: its features would be those of the second."""
+    """After a pass for each of two views, the features are those of the second."""
     network, (inputs, labels) = small_network(), rows()
     criterion = NCRLoss(head=network[2], objective=OBJECTIVE)
     first = network(inputs)
@@ -182,7 +182,7 @@ def test_logits_that_had_their_loss_are_not_taken_for_those_of_the_last_pass(aga
 
 
 def test_losses_of_pass_after_pass_are_no_doubt_and_keep_nothing_alive(monkeypatch):
-    """Accumulated gradients, with all logits kept; nobody looks at values, for which a device would be waited for."""
+    """Accumulated gradients, with all logits kept; no values are compared."""
     monkeypatch.setattr(torch, "equal", None)
     network, (inputs, labels) = small_network(), rows()
     criterion = NCRLoss(head=network[2], objective=OBJECTIVE)
@@ -254,7 +254,7 @@ def test_a_memory_is_state_and_needs_indices():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_network_of_sixteen_bits_leaves_the_memory_its_digits(dtype):
-    """As `precision="bf16-true"` of Lightning: counts beyond 256, and 1 − t of sure predictions, would be rounded."""
+    """As `precision="bf16-true"` of Lightning: counts beyond 256 would be rounded."""
     network, (inputs, labels) = small_network(), rows()
     criterion = NCRLoss(
         head=network[2], objective=NCR(k=5, start_epoch="auto", base=ELR()), num_examples=20
@@ -422,7 +422,7 @@ def test_a_second_derivative_is_refused_with_what_works():
     ],
 )
 def test_a_compiled_step_is_compiled_once_for_a_stage_and_not_for_an_epoch(objective, num_stages):
-    """Else torch gives up after eight epochs, and the rest of the training is not compiled at all."""
+    """Otherwise torch gives up after eight epochs, and the rest is not compiled at all."""
     network, twin, (inputs, labels) = small_network(), small_network(), rows()
     criterion, plain = (
         NCRLoss(head=each[2], objective=objective, num_examples=20) for each in (network, twin)

@@ -12,7 +12,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def random_views(num_views, num_rows=6, num_classes=4, spread=2.0):
-    """Logits of views and soft targets of different weights: the first one-hot, the fourth unlabeled."""
+    """Logits of views and targets of different weights: the first one-hot, the fourth unlabeled."""
     generator = torch.Generator().manual_seed(2)
     logits = spread * torch.randn(
         num_views, num_rows, num_classes, generator=generator, dtype=torch.float64

@@ -68,7 +68,7 @@ def test_the_bank_is_searched_without_the_examples_at_hand(kind):
 
 @pytest.mark.parametrize("bank", [Bank(size=64), Bank(kind="examples")], ids=lambda bank: bank.kind)
 def test_a_small_batch_finds_the_neighbors_of_a_large_one(bank):
-    """Two halves of a batch, one after the other, see what the whole batch sees: values of a frozen network agree."""
+    """With a frozen network, two halves of a batch have the values of the whole batch."""
     outputs, indices = rows(40, 0), torch.arange(40)
     objective = NCR(alpha=1.0, k=5, bank=bank)
     memory = objective.init_state(40, 4, 5)

@@ -247,7 +247,7 @@ def test_k_of_everybody_is_all(variant, implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_high_temperature_has_the_limits_of_the_two_variants(implementation):
-    """The neighbor target becomes uniform; the paper's term falls like 1/T², the released one has a finite limit."""
+    """The paper's term falls like 1/T², the released one has a finite limit."""
     logits, features = rows(30, spread=1.0)
     unit = features / features.norm(dim=1, keepdim=True)
     similarities = torch.relu(unit @ unit.T).fill_diagonal_(0)

@@ -1,4 +1,4 @@
-"""The method of the whole set against loops over single numbers, and what it does with labels that are wrong."""
+"""NeighborVote against loops over single numbers, and its treatment of wrong labels."""
 
 import math
 from dataclasses import replace
@@ -199,7 +199,7 @@ def test_labels_are_learned_as_they_are_until_it_starts():
 
 
 def clusters(wrong):
-    """Two far clusters of features whose labels are their cluster, but for the examples in `wrong`."""
+    """Two far clusters of features, labeled by cluster except for the examples in `wrong`."""
     truth = torch.arange(N) % 2
     given = truth.clone()
     given[wrong] = 1 - given[wrong]
@@ -210,7 +210,7 @@ def clusters(wrong):
 
 
 def believed(objective, wrong, logits):
-    """What becomes of the labels after two visits to all examples by a teacher that says `logits`."""
+    """The labels after two visits to all examples by a teacher with these `logits`."""
     truth, given, features = clusters(wrong)
     memory = objective.init_state(N, 2, 2)
     batch = Batch(

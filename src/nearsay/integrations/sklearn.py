@@ -1,9 +1,9 @@
 """NCRClassifier: learning from noisy labels on embeddings or tables, as a scikit-learn estimator.
 
-A fit is a few hundred calls of the same `Step` that trains images, with all rows in memory. Rows with
-equal features and label are merged into one row with the sum of their weights, and rows are sorted
-before any is drawn. So a weight of 2 is bit for bit the same as writing the row twice, and the order
-of the rows does not matter.
+A fit is a few hundred calls of the same `Step` that trains images, with all rows in memory. Rows
+with equal features and label are merged into one row with the sum of their weights, and rows are
+sorted before any is drawn. So a weight of 2 is bit for bit the same as writing the row twice, and
+the order of the rows does not matter.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from nearsay.optim import AdamW, Cosine
 from nearsay.training.step import Setting, Step, make_learners
 from nearsay.validation import check_number, check_whole
 
-# Rows among which the neighbors for `label_quality_` are searched, so that many rows take no longer.
+# Rows among which the neighbors for `label_quality_` are searched, so that it stays fast.
 _MOST_KEYS = 8192
 # Rows that are predicted at once.
 _CHUNK = 4096
@@ -43,8 +43,9 @@ _FEWEST_BATCHES = 4
 class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Neighbor Consistency Regularization for features: a classifier for noisy labels.
 
-    Predictions are pulled toward those of the nearest rows of the batch. So a label that contradicts
-    its neighbors is not memorized. After `fit`, `label_quality_` says which labels to distrust.
+    Predictions are pulled toward those of the nearest rows of the batch. So a label that
+    contradicts its neighbors is not memorized. After `fit`, `label_quality_` says which labels to
+    distrust.
 
     Parameters
     ----------
@@ -63,16 +64,16 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     learning_rate : float, default=0.005
         Highest rate of AdamW; it falls to 0 by half a cosine.
     objective : Objective or None, default=None
-        Another loss instead of ``NCR(alpha=alpha, k=k)``: one of `nearsay.losses` for one view, such
-        as ``ELR()``, or a function of (logits, targets) that returns one loss per row.
+        Another loss instead of ``NCR(alpha=alpha, k=k)``: one of `nearsay.losses` for one view,
+        such as ``ELR()``, or a function of (logits, targets) that returns one loss per row.
     unlabeled : object, default=None
         The value in `y` of rows without a label; they take part as neighbors. None means that every
         value is a class, also -1.
     random_state : int, RandomState instance or None, default=None
-        Seed of weights and batches. With an int, every fit on the same data gives the same result.
+        Seed of weights and batches. With an int, a fit on the same data gives the same result.
     device : str, default="cpu"
-        Where to train: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one. Predictions are
-        made on the CPU.
+        Where to train: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one. Predictions
+        are made on the CPU.
 
     Attributes
     ----------
@@ -87,7 +88,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the features, where `X` had names that are strings.
     network_ : torch.nn.Module
-        The trained network, in float64 so that the outputs of a row do not depend on other rows.
+        The trained network, in float64, so the outputs of a row do not depend on other rows.
 
     Examples
     --------
@@ -135,7 +136,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y : array-like of shape (n_samples,)
             Labels of any one type; those equal to `unlabeled` are none.
         sample_weight : array-like of shape (n_samples,), default=None
-            Weights of the labels. A row of weight 0 is left out; one of weight 2 counts as two rows.
+            Weights of the labels. A row of weight 0 is left out, one of weight 2 counts twice.
 
         Returns
         -------
