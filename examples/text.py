@@ -164,8 +164,8 @@ def compare(train, test):
         f"wrong labels found, AUROC: NCR {means[0]:.3f} ± {spreads[0]:.3f}, self-confidence "
         f"{means[1]:.3f} ± {spreads[1]:.3f}, how rare the label is {rarity:.3f}",
         f"accuracy on {len(test.texts)} test sentences: the votes {votes:.3f}, "
-        f"regression {(plain.predict(unseen) == test.true).mean():.3f}, NCR {np.mean(accuracy):.3f} "
-        f"± {np.std(accuracy, ddof=1):.3f}",
+        f"regression {(plain.predict(unseen) == test.true).mean():.3f}, "
+        f"NCR {np.mean(accuracy):.3f} ± {np.std(accuracy, ddof=1):.3f}",
     ]
 
 

@@ -387,7 +387,7 @@ COMMON = {
 
 
 @pytest.mark.filterwarnings("ignore:k=")
-@settings(max_examples=5500, **COMMON)
+@settings(max_examples=2000, **COMMON)
 @given(problem=problems())
 def test_any_batch_has_a_finite_loss_that_float64_confirms(problem):
     check(problem)

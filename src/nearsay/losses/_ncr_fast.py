@@ -218,17 +218,7 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
     grad_keys = None
     if wants_features:
-        # Through w = s / Σ s; similarities of 0 are constants.
-        grad_log_weights = grad_log_weights - weights * grad_log_weights.sum(dim=1, keepdim=True)
-        divisors = similarities.masked_fill(similarities == 0, torch.inf)
-        grad_similarities = grad_log_weights / divisors
-        # A cosine is a product of two directions: each receives the other.
-        grad_keys = edges.spread(grad_similarities, keys[:num_rows])
-        grad_keys[:num_rows] += edges.combine(grad_similarities, keys)
-        # Through the normalization: the part along the direction changes nothing.
-        units = keys[:num_receivers]
-        grad_keys.addcmul_(units, (units * grad_keys).sum(dim=1, keepdim=True), value=-1)
-        grad_keys /= key_lengths[:num_receivers]
+        grad_keys = _to_features(grad_log_weights, weights, similarities, keys, key_lengths, edges)
     elif to_features or to_pool_features:
         grad_keys = torch.zeros_like(keys[:num_receivers])
     return (
@@ -239,6 +229,30 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         None,
         None,
     )
+
+
+def _to_features(
+    grad_log_weights: Tensor,  # (B, K)
+    weights: Tensor,
+    similarities: Tensor,
+    keys: Tensor,
+    key_lengths: Tensor,
+    edges: "_Lists | _Matrix",
+) -> Tensor:
+    """The gradient of the features of rows and pool from that of the logarithms of the weights."""
+    num_rows, num_receivers = len(weights), edges.num_receivers
+    # Through w = s / Σ s; similarities of 0 are constants.
+    grad_log_weights = grad_log_weights - weights * grad_log_weights.sum(dim=1, keepdim=True)
+    divisors = similarities.masked_fill(similarities == 0, torch.inf)
+    grad_similarities = grad_log_weights / divisors
+    # A cosine is a product of two directions: each receives the other.
+    grad_keys = edges.spread(grad_similarities, keys[:num_rows])
+    grad_keys[:num_rows] += edges.combine(grad_similarities, keys)
+    # Through the normalization: the part along the direction changes nothing.
+    units = keys[:num_receivers]
+    grad_keys.addcmul_(units, (units * grad_keys).sum(dim=1, keepdim=True), value=-1)
+    grad_keys /= key_lengths[:num_receivers]
+    return grad_keys
 
 
 def _needs_logarithms(log_p: Tensor) -> bool:

@@ -89,12 +89,13 @@ class LossFunction:
         return Loss(total, {self.name: total.detach()})
 
 
-def as_objective(value: object) -> Objective:
+def as_objective(value: object, *, name: str = "objective") -> Objective:
     """The value itself if it is an objective; a formula of logits and targets as a `LossFunction`.
 
     Args:
         value: an objective such as `ELR()`, a function `f(logits, targets)` that returns one loss
             per row, or a frozen dataclass with such a `__call__`.
+        name: the name of the argument in the error message.
 
     >>> from nearsay.losses import ELR, as_objective, cross_entropy
     >>> as_objective(ELR())
@@ -103,14 +104,12 @@ def as_objective(value: object) -> Objective:
     'cross_entropy'
     """
     if isinstance(value, type):
-        raise ValueError(
-            f"objective must be an instance, got the class. Use {value.__name__}(...)."
-        )
+        raise ValueError(f"{name} must be an instance, got the class. Use {value.__name__}(...).")
     if hasattr(value, "init_state") and hasattr(value, "phase"):
         return value  # type: ignore[return-value]
     if not callable(value):
         raise ValueError(
-            "objective must be a loss such as NCR() or a function of (logits, targets), "
+            f"{name} must be a loss such as NCR() or a function of (logits, targets), "
             f"got {value!r}."
         )
     return LossFunction(function=value)

@@ -116,12 +116,7 @@ class NCRLoss(nn.Module):
             mask_partners=mask_partners,
             reject=reject,
         )
-        if objective is not None and ncr != NCR():
-            raise ValueError(
-                "objective must be given without the arguments of NCR. "
-                "Use objective=NCR(k=..., alpha=...) or leave objective out."
-            )
-        self.objective = ncr if objective is None else as_objective(objective)
+        self.objective = _chosen(ncr, objective)
         self.num_examples = check_whole("num_examples", num_examples, 0)
         if not num_examples and remembers_examples(self.objective):
             raise ValueError(
@@ -157,7 +152,8 @@ class NCRLoss(nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_used": WeakValueDictionary()})  # type: ignore[no-untyped-call]
+        state = {**state, "_used": WeakValueDictionary()}
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the state, but do not round it: 16 bits cannot hold its counts and averages."""
@@ -315,6 +311,17 @@ class NCRLoss(nn.Module):
                 f"{name}={value!r} must be used with loss.set_epoch(epoch) at the start of epochs."
             )
         return self.objective.phase(0.0, self.state)
+
+
+def _chosen(ncr: NCR, objective: object) -> Objective:
+    if objective is None:
+        return ncr
+    if ncr != NCR():
+        raise ValueError(
+            "objective must be given without the arguments of NCR. "
+            "Use objective=NCR(k=..., alpha=...) or leave objective out."
+        )
+    return as_objective(objective)
 
 
 def remembers_examples(objective: Objective) -> bool:

@@ -159,10 +159,8 @@ class NCR:
         if self.start_epoch != "auto":
             check_number("start_epoch", self.start_epoch, 0, cure=', or "auto"')
         check_number("reject", self.reject, 0, 1)
-        try:
-            object.__setattr__(self, "base", as_objective(self.base))
-        except ValueError as error:
-            raise ValueError(f"base: {error}") from None
+        # The only way to set a field of a frozen dataclass.
+        object.__setattr__(self, "base", as_objective(self.base, name="base"))
         if self.bank is not None and not isinstance(self.bank, Bank):
             raise ValueError(
                 f"bank must be None or a Bank, such as Bank(size=4096), got {self.bank!r}."
@@ -450,22 +448,29 @@ def _check_rows(
     pool: Pool | None,
     partners: Tensor | None,
 ) -> None:
-    _check_table("batch", logits, Pool(logits, features, indices, partners))  # type: ignore[arg-type]
+    _check_table("batch", logits, logits, features, indices, partners)
     if indices is None and (pool is not None or partners is not None):
         raise ValueError("indices must be given with pool or partners, got None.")
     if pool is None:
         return
-    _check_table("pool", logits, pool)
-    sizes, expected = ((t.shape[1], f.shape[1]) for t, f in (pool[:2], (logits, features)))
+    _check_table("pool", logits, *pool)
+    sizes = pool.logits.shape[1], pool.features.shape[1]
+    expected = logits.shape[1], features.shape[1]
     if sizes != expected:
         raise ValueError(
             f"pool must have {expected[0]} classes and {expected[1]} features, got {sizes}."
         )
 
 
-def _check_table(name: str, beside: Tensor, rows: Pool) -> None:
+def _check_table(
+    name: str,
+    beside: Tensor,
+    logits: Tensor,
+    features: Tensor,
+    indices: Tensor | None,
+    partners: Tensor | None,
+) -> None:
     """Refuse rows with wrong shapes, types or devices, naming the batch or the pool."""
-    logits, features = rows[:2]
     for kind, tensor in (("logits", logits), ("features", features)):
         check_tensors(**{f"{kind} of the {name}": tensor})
         check_together(beside, **{f"{kind} of the {name}": tensor})
@@ -479,7 +484,7 @@ def _check_table(name: str, beside: Tensor, rows: Pool) -> None:
             f"features of the {name} must have as many rows as logits, {len(logits)}, "
             f"got {len(features)}."
         )
-    for kind, numbers in (("indices", rows.indices), ("partners", rows.partners)):
+    for kind, numbers in (("indices", indices), ("partners", partners)):
         if numbers is None:
             continue
         check_tensors(**{f"{kind} of the {name}": numbers})
