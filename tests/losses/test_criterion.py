@@ -370,6 +370,7 @@ def test_an_automatic_start_needs_no_indices():
         ({"objective": ELR(), "num_examples": 20, "k": 5}, "objective"),
         ({"num_classes": 4}, "num_classes"),
         ({"k": 0}, "k"),
+        ({"base": ELR}, "base"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(choices, field):

@@ -9,11 +9,14 @@ from torch import Tensor, nn
 
 from nearsay import distributed
 from nearsay.batch import Batch, Objective, Outputs, check_outputs, one_hot
-from nearsay.losses.base import as_objective, real_rows
+from nearsay.losses.base import Formula, as_objective, real_rows
 from nearsay.losses.cross_entropy import CrossEntropy, cross_entropy
 from nearsay.losses.memory_bank import Bank
 from nearsay.losses.ncr import NCR, Variant
 from nearsay.validation import check_number, check_tensors, check_whole
+
+# Frozen, so it may be shared.
+_CROSS_ENTROPY = CrossEntropy()
 
 
 class NCRLoss(nn.Module):
@@ -93,12 +96,12 @@ class NCRLoss(nn.Module):
         alpha: float = 0.9,
         temperature: float = 2.0,
         start_epoch: float | Literal["auto"] = 0.0,
-        base: object = CrossEntropy(),
+        base: Objective | Formula = _CROSS_ENTROPY,
         variant: Variant = "paper",
         bank: Bank | None = None,
         mask_partners: bool = False,
         reject: float = 0.0,
-        objective: object = None,
+        objective: Objective | Formula | None = None,
         num_examples: int = 0,
         num_classes: int | None = None,
         num_features: int | None = None,
@@ -110,7 +113,7 @@ class NCRLoss(nn.Module):
             alpha=alpha,
             temperature=temperature,
             start_epoch=start_epoch,
-            base=as_objective(base),
+            base=as_objective(base, name="base"),
             variant=variant,
             bank=bank,
             mask_partners=mask_partners,
@@ -174,6 +177,10 @@ class NCRLoss(nn.Module):
             if {*keys.values()} <= state_dict.keys():
                 self._register({name: state_dict[key].clone() for name, key in keys.items()})
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """The loss as a value, for print(model)."""
+        return repr(self.objective)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -313,7 +320,7 @@ class NCRLoss(nn.Module):
         return self.objective.phase(0.0, self.state)
 
 
-def _chosen(ncr: NCR, objective: object) -> Objective:
+def _chosen(ncr: NCR, objective: Objective | Formula | None) -> Objective:
     if objective is None:
         return ncr
     if ncr != NCR():
