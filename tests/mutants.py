@@ -22,6 +22,7 @@ NCR_TESTS = (
     "tests/losses/test_memory_bank.py",
 )
 KERNEL_TESTS = (*NCR_TESTS, "tests/losses/test_ncr_kernel.py", "tests/test_neighbors.py")
+MODULE_TESTS = ("tests/losses/test_base.py", "tests/losses/test_criterion.py")
 PROCESS_TESTS = ("tests/distributed",)
 METRICS_TESTS, AUDIT_TESTS = ("tests/test_metrics.py",), ("tests/label_issues",)
 
@@ -42,6 +43,7 @@ OBJECTIVE, KERNEL, SEARCH, BANK = (
     "neighbors.py",
     "losses/memory_bank.py",
 )
+FORMULA, MODULE = "losses/base.py", "losses/criterion.py"
 METRICS, ESTIMATES, JUDGMENTS = "metrics.py", "label_issues/noise_rate.py", "label_issues/audit.py"
 MUTANTS = [
     Mutant("sign of the paper's term", OBJECTIVE, "return divergence(p, q, log_p", "return -divergence(p, q, log_p"),
@@ -89,6 +91,12 @@ MUTANTS = [
     Mutant("examples at hand found in the bank", BANK, "indices.masked_fill(stale, PADDING)", "indices"),
     Mutant("older rows kept in the queue", BANK, '.masked_fill_(is_older, PADDING)', ""),
     Mutant("cursor stands still", BANK, ".add_(is_kept.sum())", ""),
+    Mutant("weight of a label not applied to a formula", FORMULA, "distributed.mean(rows * weights, weights)", "distributed.mean(rows, weights)", MODULE_TESTS),
+    Mutant("weighted target in a formula", FORMULA, "targets / weights.where(weights > 0, 1.0)[:, None]", "targets", MODULE_TESTS),
+    Mutant("row of zeros in a formula", FORMULA, "labels.where(has_label, 1 / labels.shape[1])", "labels", MODULE_TESTS),
+    Mutant("saved state not taken by a fresh loss", MODULE, "if {*keys.values()} <= state_dict.keys():", "if False:", MODULE_TESTS),
+    Mutant("features of an earlier pass", MODULE, "self._features = self._output = None\n        if", "if", MODULE_TESTS),
+    Mutant("state rounded to 16 bits", MODULE, "if moved.dtype.itemsize < state[name].dtype.itemsize:", "if False:", MODULE_TESTS),
     Mutant("least likely class taken for memorized", METRICS, "_checked(logits, labels.given)[0].argmax(dim=1)", "_checked(logits, labels.given)[0].argmin(dim=1)", METRICS_TESTS),
     Mutant("all rows in one adaptive bin", METRICS, "which = rank * bins // len(probability)", "which = rank // len(probability)", METRICS_TESTS),
     Mutant("cosines divided by the width", METRICS, "(first * second).sum(dim=1)", "(first * second).mean(dim=1)", METRICS_TESTS),

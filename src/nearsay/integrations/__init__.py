@@ -1,4 +1,4 @@
-"""Adapters of the loss and of finished runs to other libraries, each of which is an extra."""
+"""Adapters of the loss and of finished runs to other libraries, which are extras."""
 
 from importlib import import_module
 from typing import Any

@@ -84,7 +84,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         probability of the label and the share of the nearest rows that have it. NaN for rows
         without a label or of weight 0.
     n_features_in_ : int
-        Number of features seen by `fit`.
+        Number of features in `fit`.
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the features, where `X` had names that are strings.
     network_ : torch.nn.Module

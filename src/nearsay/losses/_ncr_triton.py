@@ -133,14 +133,14 @@ def _clip_by_triton(similarities: Tensor, who: Identity | None, start: int) -> N
     """`neighbors.clip_` in one launch."""
     num_rows, num_keys = similarities.shape
     # In place of tables that the program does not read.
-    nobody = similarities if who is None else who.queries
+    unused = similarities if who is None else who.queries
     queries, keys = (
-        (nobody, nobody) if who is None else (who.queries.contiguous(), who.keys.contiguous())
+        (unused, unused) if who is None else (who.queries.contiguous(), who.keys.contiguous())
     )
     has_partners = (
         who is not None and who.query_partners is not None and who.key_partners is not None
     )
-    partners = (nobody, nobody)
+    partners = (unused, unused)
     if who is not None and who.query_partners is not None and who.key_partners is not None:
         partners = who.query_partners.contiguous(), who.key_partners.contiguous()
     block = min(1024, _block(num_keys))
@@ -239,7 +239,7 @@ def _divergence(p, q, log_ratio):
 
 @triton.jit
 def _neighbor_tile(logits, sums, similarities, positions, row, ks, classes, log_total, scale, C, K):
-    """log(w_ij p_j), one row for each neighbor, −∞ where there is none; and who they are."""
+    """log(w_ij p_j), one row for each neighbor, −∞ where there is none; s and positions."""
     is_place = ks < K
     s = tl.load(similarities + row * K + ks, mask=is_place, other=0.0)
     j = tl.load(positions + row * K + ks, mask=is_place, other=0)

@@ -175,11 +175,11 @@ def _probabilities(logits: Tensor) -> Tensor:
 def _recall(averages: Tensor, indices: Tensor, mix: Mix | None) -> Tensor:
     """(B, C): the average of each example, blended with its partner's as its image was."""
     # The last row of the table is zero: the average of padding.
-    nobody = len(averages) - 1
-    own = averages[indices.where(indices != PADDING, nobody)]
+    last = len(averages) - 1
+    own = averages[indices.where(indices != PADDING, last)]
     if mix is None:
         return own
-    check_indices(mix.partner_indices, nobody)
-    partners = averages[mix.partner_indices.where(mix.partner_indices != PADDING, nobody)]
+    check_indices(mix.partner_indices, last)
+    partners = averages[mix.partner_indices.where(mix.partner_indices != PADDING, last)]
     share = upcast(mix.weight)[:, None]  # (B, 1)
     return share * own + (1 - share) * partners

@@ -50,7 +50,7 @@ def gjs(logits: Tensor, targets: Tensor, *, label_weight: float = 0.3) -> Parts:
             f"got {tuple(logits.shape)} and {tuple(targets.shape)}."
         )
     if can_look(targets):
-        # The comparisons are false for NaN, so it is found too.
+        # The comparisons are false for NaN, so NaN counts as wrong.
         wrong = ~((targets >= 0) & (targets < torch.inf))
         if wrong.any():
             raise ValueError(

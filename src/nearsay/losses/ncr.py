@@ -73,8 +73,8 @@ def ncr(
         logits: (B, C), the outputs of the classifier.
         features: (B, D), the inputs of the classifier. Gradients flow into logits and features.
         indices: (B,) int64, the number of the example in each row. Rows with the same index (views,
-            duplicates) are never neighbors of each other. −1 is padding: its loss is 0 and it is
-            nobody's neighbor. Without indices, every row is a different example.
+            duplicates) are never neighbors of each other. −1 is padding: its loss is 0 and it
+            is no neighbor. Without indices, every row is a different example.
         k: number of neighbors; None means all rows.
         temperature: divides the logits, from 0.01 to 100.
         variant: "paper" is KL(own ‖ neighbors). "released" is KL(neighbors ‖ own) · T², as in the
@@ -305,8 +305,8 @@ def _joined(pools: list[Pool]) -> Pool | None:
         return pools[0] if pools else None
     partners = []
     for pool in pools:
-        nobody = torch.full_like(pool.indices, PADDING)
-        partners.append(nobody if pool.partners is None else pool.partners)
+        no_partners = torch.full_like(pool.indices, PADDING)
+        partners.append(no_partners if pool.partners is None else pool.partners)
     return Pool(
         torch.cat([pool.logits for pool in pools]),
         torch.cat([pool.features for pool in pools]),
@@ -353,9 +353,9 @@ def _rows(
         features = features.masked_fill(is_padding[:, None], 0)
     pool_rows = None
     if pool is not None:
-        nobody = (pool.indices == PADDING)[:, None]
-        pool_logits = pool.logits.to(dtype).masked_fill(nobody, 0)
-        pool_rows = pool_logits, pool.features.to(dtype).masked_fill(nobody, 0)
+        is_empty = (pool.indices == PADDING)[:, None]
+        pool_logits = pool.logits.to(dtype).masked_fill(is_empty, 0)
+        pool_rows = pool_logits, pool.features.to(dtype).masked_fill(is_empty, 0)
     who = _identity(indices, pool, partners)
 
     # torch.compile fuses the plain version by itself, and cannot look into the fast one.
@@ -426,8 +426,8 @@ def _identity(
     if pool.partners is not None and partners is None:
         partners = torch.full_like(indices, PADDING)
     if partners is not None:
-        nobody = torch.full_like(pool.indices, PADDING)
-        pool_partners = nobody if pool.partners is None else pool.partners
+        no_partners = torch.full_like(pool.indices, PADDING)
+        pool_partners = no_partners if pool.partners is None else pool.partners
         key_partners = torch.cat([partners, pool_partners])
     return Identity(indices, torch.cat([indices, pool.indices]), partners, key_partners)
 
