@@ -1,10 +1,10 @@
-"""Time and memory of `nearsay.ncr`, forward and backward, against the released formulation, in one run.
+"""Time and memory of `nearsay.ncr`, forward and backward, against the released formulation.
 
     python benchmarks/loss.py                 the CPU, one thread
     python benchmarks/loss.py --device cuda   a GPU, also replayed from a CUDA graph
 
-Times are minima of interleaved repeats, so ratios are what to read. Writes
-benchmarks/results/loss-DEVICE.json; with --only, which measures a part, nothing but the file that --out names.
+Times are minima of interleaved repeats in one run, so read the ratios. Writes
+benchmarks/results/loss-DEVICE.json; with --only, which measures a part, only the file of --out.
 """
 
 import argparse
@@ -44,7 +44,7 @@ PAPER_SIZES = {  # batch, features, classes, k of the paper's experiments
 
 
 def released(logits: Tensor, features: Tensor, k: int, temperature: float = 2.0) -> Tensor:
-    """The loss as the authors' code forms it: logits gathered to (B, K, C), self dropped as the top column."""
+    """The loss of the authors' code: logits gathered to (B, K, C), self dropped as top column."""
     unit = features / features.norm(dim=1, keepdim=True)
     similarities = torch.relu(unit @ unit.T)
     nearest, positions = similarities.topk(min(k + 1, len(logits)), dim=1)
@@ -61,7 +61,7 @@ def ours(logits: Tensor, features: Tensor, k: int) -> Tensor:
 
 
 def inputs(m: int, d: int, c: int, device: str) -> tuple[Tensor, Tensor]:
-    """Logits and non-negative features (after a ReLU) that agree somewhat, as in a network half trained."""
+    """Logits and features after a ReLU that agree somewhat, as in a network half trained."""
     choices = {"generator": torch.Generator(device).manual_seed(m + d + c), "device": device}
     centers = torch.randn(c, d, **choices)
     labels = torch.randint(c, (m,), **choices)
@@ -93,7 +93,7 @@ def seconds(run: Callable[[], object], device: str) -> float:
 def interleaved(
     runs: dict[str, Callable[[], object]], device: str, budget: float
 ) -> dict[str, float]:
-    """Minimum time of each, taken in turn until the budget of seconds is spent (at least three rounds)."""
+    """Minimum time of each, in turn until the budget of seconds is spent; three rounds at least."""
     for run in runs.values():
         seconds(run, device)
     best = dict.fromkeys(runs, math.inf)
@@ -187,8 +187,9 @@ def report(rows: list[dict[str, float]]) -> dict[str, float]:
     for row in rows:
         theirs = row.get("released_ms", math.nan)
         less = row.get("released_bytes", math.nan) / row["ours_bytes"]
-        line = f"{row['m']:>6}{row['d']:>6}{row['c']:>6}{row['k']:>5}{row['ours_ms']:>10.3f}{theirs:>10.3f}"
-        line += f"{theirs / row['ours_ms']:>7.2f}x{row['matmul_ms']:>9.3f}{row['ours_bytes'] / 1e6:>8.1f}{less:>6.1f}x"
+        line = f"{row['m']:>6}{row['d']:>6}{row['c']:>6}{row['k']:>5}"
+        line += f"{row['ours_ms']:>10.3f}{theirs:>10.3f}{theirs / row['ours_ms']:>7.2f}x"
+        line += f"{row['matmul_ms']:>9.3f}{row['ours_bytes'] / 1e6:>8.1f}{less:>6.1f}x"
         if "ours_graph_ms" in row:
             line += f"   graph {row['ours_graph_ms']:.3f} against {row['released_graph_ms']:.3f}"
         print(line)
@@ -231,7 +232,7 @@ def report(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def commit() -> str:
-    """The commit of the code, where there is one; not that of the folder in which the command was given."""
+    """The commit of the code, not of the folder in which the command was given."""
     words, here = ["git", "rev-parse", "--short", "HEAD"], Path(__file__).parent
     with suppress(OSError, subprocess.CalledProcessError):
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""NCR in a plain PyTorch loop: a body that makes features, a classifier on top, and one more term in the loss."""
+"""NCR in a plain PyTorch loop: a body that makes features, a classifier, one more term."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ import nearsay
 
 
 def setup() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, DataLoader]:
-    """What a user has already; here four Gaussian classes with every third label drawn at random."""
+    """What a user has already; here four classes with every third label drawn at random."""
     generator = torch.Generator().manual_seed(0)
     indices = torch.arange(512)
     inputs = 3 * torch.eye(4, 16)[indices % 4] + torch.randn(512, 16, generator=generator)
@@ -36,9 +36,10 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(
-            f"epoch {epoch}: cross-entropy {supervised.item():.3f}, neighbor consistency {consistency.item():.4f}"
+        terms = (
+            f"cross-entropy {supervised.item():.3f}, neighbor consistency {consistency.item():.4f}"
         )
+        print(f"epoch {epoch}: {terms}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The method `nearsay` in a plain PyTorch loop: averaged weights as teacher, two views, and the neighbors' vote."""
+"""NeighborVote in a plain PyTorch loop: an averaged network as teacher, and two views."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nearsay
+from nearsay.losses import NCRLoss, NeighborVote
 
 NUM, CLASSES, FEATURES, EPOCHS, BATCH = 2048, 4, 64, 20, 128
 
@@ -38,22 +39,19 @@ def make_data() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def main() -> float:
-    """Train, print how many labels are replaced, and return the accuracy against the true classes."""
+    """Train, print how many labels are replaced, and return the accuracy on the true classes."""
     torch.manual_seed(0)
     inputs, classes, labels = make_data()
     student = Network()
     teacher = AveragedModel(student, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.Adam(student.parameters())
-    objective, mixup = nearsay.NeighborVote(start_epoch=2), nearsay.Mixup(views="first")
-    memory = objective.init_state(
-        NUM, CLASSES, FEATURES
-    )  # for every example; .to(device) each tensor on a GPU
+    loss = NCRLoss(objective=NeighborVote(start_epoch=2), num_examples=NUM)
+    mixup = nearsay.Mixup(views="first")
     for epoch in range(EPOCHS):
-        stage = objective.phase(epoch, memory)
+        loss.set_epoch(epoch)
         for indices in torch.randperm(NUM).split(BATCH):
-            weak, strong = (
-                inputs[indices] + size * torch.randn(len(indices), 16) for size in (0.1, 0.5)
-            )
+            weak = inputs[indices] + 0.1 * torch.randn(len(indices), 16)
+            strong = inputs[indices] + 0.5 * torch.randn(len(indices), 16)
             targets = nearsay.one_hot(labels[indices], CLASSES)
             batch = nearsay.Batch(
                 inputs=torch.cat([weak, strong]),
@@ -61,25 +59,23 @@ def main() -> float:
                 indices=indices.repeat(2),
                 views=2,
             )
+            # The teacher sees the weak view before mixup. Its rows stand for both views.
             with torch.no_grad():
-                seen = teacher(weak)  # before mixup; its rows stand for both views
-            batch = replace(batch, teacher=nearsay.Outputs(*(part.repeat(2, 1) for part in seen)))
-            batch = mixup(batch, seed=0, epoch=epoch)
-            loss = objective(
-                student(batch.inputs), batch, torch.tensor(float(epoch)), memory, stage
-            )
+                features, logits = teacher(weak)
+            outputs = nearsay.Outputs(features.repeat(2, 1), logits.repeat(2, 1))
+            batch = mixup(replace(batch, teacher=outputs), seed=0, epoch=epoch)
+            features, logits = student(batch.inputs)
+            total = loss(logits, features, batch)
             optimizer.zero_grad()
-            loss.total.backward()
+            total.backward()
             optimizer.step()
             teacher.update_parameters(student)
-    voted = memory["labels"][:NUM].argmax(
-        dim=1
-    )  # the labels as they vote now: the last row is nobody's
+    # The labels as they vote now. The last row of the table belongs to no example.
+    voted = loss.state["labels"][:NUM].argmax(dim=1)
     accuracy = (teacher(inputs).logits.argmax(dim=1) == classes).float().mean().item()
-    before, after = ((each != classes).float().mean().item() for each in (labels, voted))
-    print(
-        f"wrong labels: {before:.1%} before, {after:.1%} now; the teacher is right on {accuracy:.1%} of the examples"
-    )
+    before = (labels != classes).float().mean().item()
+    after = (voted != classes).float().mean().item()
+    print(f"wrong labels: {before:.1%} before, {after:.1%} now; teacher: {accuracy:.1%} right")
     return accuracy
 
 

@@ -1,9 +1,10 @@
-"""Which labels of sentences to distrust: sentences become features, and NCRClassifier tells whose label does not fit.
+"""Which labels of sentences to distrust: NCRClassifier on features of the sentences.
 
-`python examples/text.py` does it on 72 questions that are made below. `python examples/text.py FILE` compares it with
-logistic regression on weakly labeled text: JSON, perhaps compressed by xz, with the lists `train` and `test` of objects
-with `text`, the true `label`, and `mv`, a majority vote of weak rules (-1 where none applies). Settings are chosen on
-one half of the training sentences; what is printed is of the other half, and of the test sentences.
+`python examples/text.py` does it on 72 questions that are made below. `python examples/text.py
+FILE` compares it with logistic regression on weakly labeled text: JSON, perhaps compressed by xz,
+with the lists `train` and `test` of objects with `text`, the true `label`, and `mv`, a
+majority vote of weak rules (-1 where none applies). Settings are chosen on one half of the training
+sentences; the printed figures are those of the other half, and of the test sentences.
 """
 
 import argparse
@@ -71,8 +72,8 @@ class Sentences(NamedTuple):
 def make_embedder(num_features=256):
     """Single words and pairs of neighbors, weighted and reduced to few directions.
 
-    A sentence encoder is better, where one can be downloaded, and needs no fitting: with sentence-transformers, the
-    features are `SentenceTransformer(NAME).encode(texts, normalize_embeddings=True)`.
+    A sentence encoder is better, where one can be downloaded, and needs no fitting: with
+    sentence-transformers, `SentenceTransformer(NAME).encode(texts, normalize_embeddings=True)`.
     """
     return make_pipeline(
         TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\S+"),
@@ -156,12 +157,13 @@ def compare(train, test):
     means, spreads = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
     plain = fit_regression(features, given, **regression)
     names, places, counts = np.unique(given, return_inverse=True, return_counts=True)
+    rarity, votes = roc_auc_score(is_right, -counts[places]), (test.given == test.true).mean()
     return [
-        f"{len(given)} sentences, {1 - is_right.mean():.1%} wrong labels, {len(names)} classes; chosen on others: "
-        f"NCR {ncr}, regression {regression}",
-        f"wrong labels found, AUROC: NCR {means[0]:.3f} ± {spreads[0]:.3f}, self-confidence {means[1]:.3f} ± "
-        f"{spreads[1]:.3f}, how rare the label is {roc_auc_score(is_right, -counts[places]):.3f}",
-        f"accuracy on {len(test.texts)} test sentences: the votes {(test.given == test.true).mean():.3f}, "
+        f"{len(given)} sentences, {1 - is_right.mean():.1%} wrong labels, {len(names)} classes; "
+        f"chosen on others: NCR {ncr}, regression {regression}",
+        f"wrong labels found, AUROC: NCR {means[0]:.3f} ± {spreads[0]:.3f}, self-confidence "
+        f"{means[1]:.3f} ± {spreads[1]:.3f}, how rare the label is {rarity:.3f}",
+        f"accuracy on {len(test.texts)} test sentences: the votes {votes:.3f}, "
         f"regression {(plain.predict(unseen) == test.true).mean():.3f}, "
         f"NCR {np.mean(accuracy):.3f} ± {np.std(accuracy, ddof=1):.3f}",
     ]

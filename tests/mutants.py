@@ -19,9 +19,10 @@ ROOT = Path(__file__).parent.parent
 NCR_TESTS = (
     "tests/losses/test_ncr.py",
     "tests/losses/test_ncr_numerics.py",
-    "tests/losses/test_bank.py",
+    "tests/losses/test_memory_bank.py",
 )
 KERNEL_TESTS = (*NCR_TESTS, "tests/losses/test_ncr_kernel.py", "tests/test_neighbors.py")
+MODULE_TESTS = ("tests/losses/test_base.py", "tests/losses/test_criterion.py")
 PROCESS_TESTS = ("tests/distributed",)
 METRICS_TESTS, AUDIT_TESTS = ("tests/test_metrics.py",), ("tests/label_issues",)
 
@@ -42,6 +43,7 @@ OBJECTIVE, KERNEL, SEARCH, BANK = (
     "neighbors.py",
     "losses/memory_bank.py",
 )
+FORMULA, MODULE = "losses/base.py", "losses/criterion.py"
 METRICS, ESTIMATES, JUDGMENTS = "metrics.py", "label_issues/noise_rate.py", "label_issues/audit.py"
 MUTANTS = [
     Mutant("sign of the paper's term", OBJECTIVE, "return divergence(p, q, log_p", "return -divergence(p, q, log_p"),
@@ -53,7 +55,7 @@ MUTANTS = [
     Mutant("term from the beginning", OBJECTIVE, "if epoch >= self.start_epoch", "if epoch >= 0"),
     Mutant("self not masked in the plain version", OBJECTIVE, "similarities.masked_fill(same, 0)", "similarities"),
     Mutant("temperature on own logits only", OBJECTIVE, "(key_logits / choices.temperature)", "(key_logits / 1.0)"),
-    Mutant("weights not normalized", OBJECTIVE, "weights = nearest / total.masked_fill(is_alone, 1)", "weights = nearest"),
+    Mutant("weights not normalized", OBJECTIVE, "weights = largest / total.masked_fill(is_alone, 1)", "weights = largest"),
     Mutant("loneliness not handled", OBJECTIVE, "torch.where(is_alone, log_p, log_q)", "log_q"),
     Mutant("padding in the loss", OBJECTIVE, "features = features.masked_fill(is_padding[:, None], 0)", "pass"),
     Mutant("padding counted as isolated", OBJECTIVE, "is_alone & ~is_padding", "is_alone"),
@@ -89,6 +91,12 @@ MUTANTS = [
     Mutant("examples at hand found in the bank", BANK, "indices.masked_fill(stale, PADDING)", "indices"),
     Mutant("older rows kept in the queue", BANK, '.masked_fill_(is_older, PADDING)', ""),
     Mutant("cursor stands still", BANK, ".add_(is_kept.sum())", ""),
+    Mutant("weight of a label not applied to a formula", FORMULA, "distributed.mean(rows * weights, weights)", "distributed.mean(rows, weights)", MODULE_TESTS),
+    Mutant("weighted target in a formula", FORMULA, "targets / weights.where(weights > 0, 1.0)[:, None]", "targets", MODULE_TESTS),
+    Mutant("row of zeros in a formula", FORMULA, "labels.where(has_label, 1 / labels.shape[1])", "labels", MODULE_TESTS),
+    Mutant("saved state not taken by a fresh loss", MODULE, "if {*keys.values()} <= state_dict.keys():", "if False:", MODULE_TESTS),
+    Mutant("features of an earlier pass", MODULE, "self._features = self._output = None\n        if", "if", MODULE_TESTS),
+    Mutant("state rounded to 16 bits", MODULE, "if moved.dtype.itemsize < state[name].dtype.itemsize:", "if False:", MODULE_TESTS),
     Mutant("least likely class taken for memorized", METRICS, "_checked(logits, labels.given)[0].argmax(dim=1)", "_checked(logits, labels.given)[0].argmin(dim=1)", METRICS_TESTS),
     Mutant("all rows in one adaptive bin", METRICS, "which = rank * bins // len(probability)", "which = rank // len(probability)", METRICS_TESTS),
     Mutant("cosines divided by the width", METRICS, "(first * second).sum(dim=1)", "(first * second).mean(dim=1)", METRICS_TESTS),

@@ -1,4 +1,4 @@
-"""Eq. 3 and 4 of the paper as scalar loops, in plain Python floats: what the tensors must agree with."""
+"""Eq. 3 and 4 of the paper as scalar loops, in plain Python floats."""
 
 import math
 
@@ -12,7 +12,7 @@ def cosine(left, right):
 
 
 def neighbors(row, keys, k):
-    """[(similarity, key)] of the k nearest keys that are not the row itself, padding, or mixed with it."""
+    """[(similarity, key)] of the k nearest keys, without self, padding and mixup partners."""
     candidates = []
     for key in keys:
         is_self = key["index"] == row["index"]
@@ -29,7 +29,7 @@ def neighbors(row, keys, k):
 
 
 def ncr(rows, pool, *, k, temperature, variant):
-    """The loss of each row, a dict of `logits`, `features`, `index` and maybe `partner`; `pool` is a list of such."""
+    """The loss of each row; rows and pool are dicts of `logits`, `features`, `index`, `partner`."""
     losses = []
     for row in rows:
         found = neighbors(row, rows + pool, k)

@@ -22,7 +22,7 @@ def weighted_mean(rows, weights):
 
 
 def cross_entropy(logits, targets, smoothing):
-    """Label smoothing: (1 − α)·ℓ(σ(z), y) + α·ℓ(σ(z), 1/C), the second times the weight of the label."""
+    """Label smoothing: (1 − α)·ℓ(σ(z), y) + α·weight·ℓ(σ(z), 1/C)."""
     rows = []
     for row, target in zip(logits, targets, strict=True):
         uniform = [math.fsum(target) / len(row)] * len(row)
@@ -63,7 +63,7 @@ def elr(logits, averages):
 
 
 def elr_update(averages, logits, indices, beta):
-    """t ← β·t + (1 − β)·p / Σp by the first row of each index; −1 is nobody. Returns new averages."""
+    """t ← β·t + (1 − β)·p / Σp by the first row of each index; −1 is padding."""
     averages, seen = [list(average) for average in averages], set()
     for row, index in zip(logits, indices, strict=True):
         if index != -1 and index not in seen:
@@ -77,7 +77,7 @@ def elr_update(averages, logits, indices, beta):
 def gjs(logits, targets, label_weight):
     """(H(Σ π p) − Σ π H(p)) / Z of label and views, from the definition; logits[v][i][c].
 
-    Returns the rows of the part that needs the label, times its weight, and of the part that does not.
+    Returns the rows of the part with the label, times its weight, and of the part without.
     """
     num_views, share = len(logits), (1 - label_weight) / len(logits)
     scale = -(1 - label_weight) * math.log(1 - label_weight)

@@ -125,7 +125,7 @@ def test_the_two_networks_of_the_page_about_loops_learn():
     for network, average in zip(networks, names["averages"], strict=True):
         assert (network(inputs).logits.argmax(dim=1) == indices % 4).float().mean() > 0.85
         assert average.n_averaged == 20
-    assert all(memory["base.averages"][:512].sum(dim=1).min() > 0.5 for memory in names["memories"])
+    assert all(loss.state["base.averages"][:512].sum(dim=1).min() > 0.5 for loss in names["losses"])
 
 
 def test_the_code_of_the_contributors_guide_runs():

@@ -29,7 +29,7 @@ def results(num_processes: int, name: str) -> list[dict[str, Tensor]]:
 
 @cache
 def _run(num_processes: int) -> list[dict[str, dict[str, Tensor]]] | str:
-    """Everything, because starting a process costs seconds; or why not, kept as well so that nobody waits twice."""
+    """Results of all tests at once, because a process takes seconds to start; or the failure."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = [_start(folder, rank, num_processes) for rank in range(num_processes)]
@@ -37,7 +37,7 @@ def _run(num_processes: int) -> list[dict[str, dict[str, Tensor]]] | str:
             _wait(folder, processes)
         finally:
             _stop(processes)
-        # A rank counts by what it left, not by how it ended: gloo sometimes aborts after all is done.
+        # A rank counts by its file, not by its exit code: gloo sometimes aborts after all is done.
         if all((folder / f"{rank}.pt").exists() for rank in range(num_processes)):
             return [
                 torch.load(folder / f"{rank}.pt", weights_only=True)

@@ -40,7 +40,7 @@ class Colors(nn.Module):
 
 
 def look_all(folder: Path, rank: int) -> dict[str, Tensor]:
-    """Whether what all find together is what the first finds, and how many batches this process looked at for it.
+    """Whether all together find what the first finds, and how many batches this process read.
 
     The statistics of BatchNorm are not the same on all processes.
     """

@@ -1,4 +1,4 @@
-"""BatchNorm on one process of a group: `python -m distributed.norm_worker FOLDER RANK NUM_RANKS` leaves RANK.pt."""
+"""BatchNorm on one process: `python -m distributed.norm_worker FOLDER RANK NUM_RANKS`."""
 
 import gc
 import sys
@@ -87,7 +87,7 @@ def run_norm(name: str, rank: int, num_ranks: int) -> dict[str, Tensor]:
 def run_network(
     name: str, rank: int, num_ranks: int, *, wrapped: bool = False
 ) -> dict[str, Tensor]:
-    """Two steps of training; under several processes gradients are averaged, by hand or by torch's wrapper."""
+    """Two steps of training; gradients are averaged over processes, by hand or by DDP."""
     network = NETWORKS[name].build(4, num_inputs=3).double()
     model = nn.parallel.DistributedDataParallel(network) if wrapped else network
     shape = (ROWS, 3) if name == "MLP" else (ROWS, 3, 16, 16)

@@ -16,7 +16,7 @@ LEARNING_RATE = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What to train, and how batches are made and cut; the rows of a step do not depend on the number of processes."""
+    """What to train, and how batches are made; the same rows for any number of processes."""
 
     objective: Objective
     rows: tuple[int, ...] = (12, 12, 12)  # of every step; both 2 and 3 divide 12
@@ -221,7 +221,7 @@ def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Ba
 
     mix = plain_targets = teacher = None
     if step.mix is not None:
-        # Under several processes a loss may only ask who a partner is: where it stands is another rank's row.
+        # Under several processes a loss may only ask who a partner is, not where it stands.
         mix = Mix(
             viewed(step.mix.partners, 0),
             viewed(step.mix.partner_indices, PADDING),
@@ -242,7 +242,7 @@ def make_batch(scenario: Scenario, number: int, rank: int, num_ranks: int) -> Ba
 
 
 def train(scenario: Scenario, rank: int = 0, num_ranks: int = 1) -> dict[str, Tensor]:
-    """Everything that several processes must share with one, step by step, by a name with its kind in front."""
+    """What several processes must share with one, step by step; names begin with the kind."""
     network = Network().to(scenario.dtype)
     memory = scenario.objective.init_state(NUM_EXAMPLES, NUM_CLASSES, NUM_FEATURES)
     memory = {
@@ -255,7 +255,7 @@ def train(scenario: Scenario, rank: int = 0, num_ranks: int = 1) -> dict[str, Te
     seen = {}
     for number, epoch in enumerate(scenario.epochs):
         batch = make_batch(scenario, number, rank, num_ranks)
-        # What a network says of padding must not matter: usual numbers, whose gradient would show, or NaN.
+        # Outputs for padding must not matter: usual numbers, whose gradient would show, or NaN.
         outputs = Outputs(*model(batch.inputs))
         if number % 2 == 0:
             outputs = Outputs(

@@ -1,4 +1,4 @@
-"""BatchNorm over two processes equals BatchNorm over one: outputs, gradients, running averages, whole networks."""
+"""BatchNorm over two processes equals BatchNorm over one, in outputs, gradients and averages."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def alone(name):
 
 
 def tolerance(name):
-    """Where 16 bits, or large means in 32, cost one process digits as well; the default elsewhere."""
+    """Larger where 16 bits, or large means in 32, cost one process digits as well."""
     return {
         "bfloat16": {"rtol": 2e-2, "atol": 2e-2},
         "float32, large mean": {"rtol": 1e-3, "atol": 1e-3},

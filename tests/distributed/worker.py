@@ -1,4 +1,4 @@
-"""One process of a group: `python -m distributed.worker FOLDER RANK NUM_RANKS` leaves FOLDER/RANK.pt behind."""
+"""One process of a group: `python -m distributed.worker FOLDER RANK NUM_RANKS`."""
 
 import gc
 import sys

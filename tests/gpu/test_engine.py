@@ -65,7 +65,7 @@ EXPERIMENTS = {
         SMALL, networks=2, averaging=0.9, averaging_ramp=1.0, objective=ELR(), mixup=Mixup()
     ),
     "adamw and clipping": replace(SMALL, optimizer=AdamW(lr=1e-3), clip=1.0),
-    # Not NCR: strongly augmented digits can be quite alike, and which of two equally near ones is taken is left open.
+    # Not NCR: augmented digits can be alike, and either of two equally near ones may be taken.
     "strong": replace(
         SMALL,
         objective=CrossEntropy(),
@@ -117,8 +117,8 @@ def go(step, order, numbers):
 def in_float64(monkeypatch):
     """Networks, rounded inputs and memories in float64.
 
-    In float32 a unit at the kink of its ReLU may fall to either side, and after a few steps little is alike. That the
-    last bit of a normalized pixel depends on how it is compiled would be enough.
+    In float32 a unit at the kink of its ReLU may fall to either side: the last bit of a normalized
+    pixel, which depends on how it is compiled, would be enough.
     """
 
     def make(experiment, *arguments):

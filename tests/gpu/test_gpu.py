@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: same bits, same values, no waiting, and steps that can be captured."""
+"""What only a CUDA device shows: same bits, same values, no waiting, captured steps."""
 
 import contextlib
 
@@ -22,7 +22,7 @@ from nearsay import (
     rng,
 )
 from nearsay.losses._ncr_fast import _function_for, _triton_function
-from nearsay.losses.criterion import NCRCriterion
+from nearsay.losses.criterion import NCRLoss
 from nearsay.neighbors import nearest, normalize
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -109,7 +109,7 @@ def test_mixup_is_the_same():
 
 @pytest.fixture(params=["triton", "torch"])
 def _path(request):
-    """Both fast versions: float32 goes through Triton unless additions must come in a fixed order."""
+    """Both fast versions: float32 takes Triton unless the order of additions must be fixed."""
     torch.use_deterministic_algorithms(request.param == "torch", warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -313,7 +313,7 @@ def test_a_captured_loop_of_a_users_own_follows_the_epoch_that_its_criterion_is_
     generator = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(32, 6, generator=generator).cuda(), torch.arange(32).cuda() % 4
     indices, head = torch.arange(32).cuda(), torch.nn.Linear(6, 4).cuda()
-    criterion = NCRCriterion(head, NCR(k=5, base=ELR(ramp=10.0)), num_examples=32)
+    criterion = NCRLoss(head=head, objective=NCR(k=5, base=ELR(ramp=10.0)), num_examples=32)
 
     def loss_and_gradient():
         loss = criterion(head(inputs), labels, indices)

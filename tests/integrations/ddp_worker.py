@@ -1,4 +1,4 @@
-"""One of two processes with half a batch each: `python -m integrations.ddp_worker FOLDER RANK` leaves FOLDER/RANK.pt."""
+"""One of two processes with half a batch each: `python -m integrations.ddp_worker FOLDER RANK`."""
 
 import gc
 import sys
@@ -11,8 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from nearsay.integrations import NCRCriterion
-from nearsay.losses import NCR
+from nearsay.losses import NCR, NCRLoss
 
 
 def step(rank=0, num_ranks=1):
@@ -20,7 +19,7 @@ def step(rank=0, num_ranks=1):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
     inputs, labels = torch.randn(20, 6).double(), torch.randint(4, (20,))
-    criterion = NCRCriterion(network[2], NCR(alpha=0.6, k=5))
+    criterion = NCRLoss(head=network[2], objective=NCR(alpha=0.6, k=5))
     wrapped = DistributedDataParallel(network) if num_ranks > 1 else network
     loss = criterion(wrapped(inputs.chunk(num_ranks)[rank]), labels.chunk(num_ranks)[rank])
     loss.backward()
@@ -46,7 +45,7 @@ def _losses(rank, num_ranks):
         part.chunk(num_ranks)[rank]
         for part in (torch.randn(20, 6).double(), torch.randint(4, (20,)))
     )
-    criterion = NCRCriterion(network[2], NCR(alpha=0.6, k=5))
+    criterion = NCRLoss(head=network[2], objective=NCR(alpha=0.6, k=5))
     sharded = fully_shard(network) if num_ranks > 1 else network
     optimizer, losses = torch.optim.SGD(sharded.parameters(), lr=0.5), []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Handwritten digits with 40 % of the labels drawn at random, and how right a network is on others that are clean."""
+"""Handwritten digits with 40 % of the labels drawn at random, and the accuracy on clean ones."""
 
 from typing import NamedTuple
 

@@ -1,9 +1,10 @@
-"""A run for other programs: the exported model says what the run said, on raw inputs and for any number of rows."""
+"""An exported model gives what the run gave, on raw inputs and for any number of rows."""
 
 import importlib
 import json
 import re
 import shutil
+import sys
 import warnings
 from dataclasses import dataclass, replace
 
@@ -156,22 +157,20 @@ def test_an_onnx_file_stands_alone_and_refuses_what_does_not_fit(features_run, o
     alone = shutil.copy(onnx_of(features_run), tmp_path / "alone.onnx")
     found = predict_onnx(alone, some_features()).predictions
     assert_close(found.logits, expected(features_run, some_features()).logits, rtol=0, atol=1e-4)
-    with pytest.raises(
-        ValueError, match=r"^images do not fit: .*alone.onnx was trained on features"
-    ):
+    with pytest.raises(ValueError, match=r"^inputs .*features.*alone\.onnx"):
         predict_onnx(alone, some_images())
-    with pytest.raises(ValueError, match="images do not fit"):
+    with pytest.raises(ValueError, match=r"^inputs .*features"):
         predict_onnx(alone, Files(tmp_path, ("a.png",)))
-    with pytest.raises(ValueError, match=r"inputs \(2, 31\) do not fit .*alone.onnx"):
+    with pytest.raises(ValueError, match=r"^inputs .*alone\.onnx.*\(2, 31\)"):
         predict_onnx(alone, torch.zeros(2, 31))
-    with pytest.raises(ValueError, match=r"inputs of torch.float64 must be torch.float32"):
+    with pytest.raises(ValueError, match=r"^inputs .*float32.*float64"):
         predict_onnx(alone, torch.zeros(2, 32, dtype=torch.float64))
-    with pytest.raises(ValueError, match="there are 0 examples"):
+    with pytest.raises(ValueError, match=r"^inputs .* 0"):
         predict_onnx(alone, torch.zeros(0, 32))
-    with pytest.raises(ValueError, match=r"there is no file .*model.onnx"):
+    with pytest.raises(ValueError, match=r"model\.onnx must be a file"):
         predict_onnx(tmp_path, torch.zeros(2, 32))
     (tmp_path / "bad.onnx").write_bytes(b"no model")
-    with pytest.raises(ValueError, match=r"bad.onnx is no ONNX file that can be run"):
+    with pytest.raises(ValueError, match=r"bad\.onnx .*ONNX"):
         read_onnx_classes(tmp_path / "bad.onnx")
 
 
@@ -219,7 +218,7 @@ def test_files_are_not_made_to_fit_an_exported_run_on_arrays_that_are_not_square
     (oblong / "experiment.json").write_text(json.dumps(origin | {"image_shape": [8, 10]}))
     path = export_run(oblong, tmp_path / "out", format="onnx")
     assert_close(predict_onnx(path, some_images(2, 8, 10)).predictions.indices, torch.arange(2))
-    with pytest.raises(ValueError, match=r"model.onnx was trained on arrays that are not square"):
+    with pytest.raises(ValueError, match=r"^inputs .*not square"):
         predict_onnx(path, as_files(some_images(1), tmp_path))
 
 
@@ -248,11 +247,11 @@ def test_the_card_tells_data_method_noise_accuracy_and_limits(features_run, tmp_
     assert "| split | final epoch | mean of the last ten at most |" in card  # there is one
     assert '"kind": "NCR"' in card
     assert "normalized inside" in card
-    assert "not outvoted but learned" in card
+    assert "## Limits" in card
 
 
 @pytest.mark.parametrize(
-    ("split", "judges", "noise", "told"),
+    ("split", "judges", "noise", "is_doubtful"),
     [
         ("validation", "given", 0.4, True),
         ("validation", "given", 0.0, False),
@@ -260,7 +259,9 @@ def test_the_card_tells_data_method_noise_accuracy_and_limits(features_run, tmp_
         ("test", "given", 0.4, False),
     ],
 )
-def test_the_card_says_where_accuracy_is_by_labels_in_doubt(tmp_path, split, judges, noise, told):
+def test_the_card_says_where_accuracy_is_by_labels_in_doubt(
+    tmp_path, split, judges, noise, is_doubtful
+):
     run = tmp_path / "run"
     trained(
         run,
@@ -272,7 +273,7 @@ def test_the_card_says_where_accuracy_is_by_labels_in_doubt(tmp_path, split, jud
     (run / "result.json").write_text(json.dumps(result))
     export_run(run, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert ("judged by labels that may be as wrong as those that were learned" in card) == told
+    assert ("may be as wrong as the training labels" in card) == is_doubtful
 
 
 def test_hostile_names_stay_inside_json(features_run, tmp_path, monkeypatch):
@@ -301,7 +302,8 @@ def test_hostile_names_stay_inside_json(features_run, tmp_path, monkeypatch):
     assert json.loads("\n".join(lines[start + 1 : lines.index("```", start)])) == hostile
     assert lines[-3].strip() == "]"
     assert [line for line in lines if line.startswith("#")] == [
-        "# Model card", "## Use", "## Data and noise", "## Accuracy", "## Method", "## Limits", "## Classes",
+        "# Model card", "## Use", "## Data and noise", "## Accuracy", "## Method", "## Limits",
+        "## Classes",
     ]  # fmt: skip
 
 
@@ -346,13 +348,11 @@ def test_exporting_twice_gives_the_same_bytes(features_run, tmp_path):
 
 
 def test_what_cannot_be_exported_is_said_in_one_sentence(features_run, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"format='h5' must be one of 'safetensors', 'onnx', 'torch-export'"
-    ):
+    with pytest.raises(ValueError, match=r"^format .*h5"):
         export_run(features_run, tmp_path, format="h5")
-    with pytest.raises(ValueError, match="is a run folder, whose own model would be replaced"):
+    with pytest.raises(ValueError, match=r"^target .*run folder"):
         export_run(features_run, features_run)
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError):
         export_run(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -367,10 +367,7 @@ def test_files_that_are_not_of_an_export_are_not_replaced(name, config, features
         (tmp_path / "config.json").write_bytes(config)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     taken = tmp_path / (name if config is None else "config.json")
-    with pytest.raises(
-        ValueError,
-        match=f"^{re.escape(str(taken))} is not of nearsay and would be replaced; choose",
-    ):
+    with pytest.raises(ValueError, match=f"^target .*{re.escape(str(taken))}"):
         export_run(features_run, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -394,8 +391,7 @@ def test_an_export_replaces_no_model_card_that_somebody_has_changed(features_run
     with (tmp_path / "README.md").open("a") as card:
         card.write("My own words.")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    told = f"^{re.escape(str(tmp_path / 'README.md'))} was changed after its export and would be replaced; move it, or"
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=r"^target .*README\.md"):
         export_run(features_run, tmp_path, format="torch-export")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "README.md").rename(tmp_path / "mine.md")
@@ -421,21 +417,16 @@ def test_an_export_that_ended_between_two_files_blames_nobody_for_its_card(
 @pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_a_file_is_no_folder_to_export_to(below, features_run, tmp_path):
     (file := tmp_path / "model").write_text("mine")
-    with pytest.raises(
-        ValueError, match=f"cannot be a folder, as {re.escape(str(file))} is a file; choose another"
-    ):
+    with pytest.raises(ValueError, match=f"^target .*{re.escape(str(file))} is a file"):
         export_run(features_run, file / below)
     assert file.read_text() == "mine"
 
 
 def test_a_missing_extra_is_named_before_anything_is_written(features_run, tmp_path, monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(export, "import_module", missing)
-    sentence = r'^ONNX needs an extra; pip install "\.\[export\]" in the clone$'
-    with pytest.raises(ImportError, match=sentence):
+    for name in ("onnxscript", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"^onnxscript .*\[export\]"):
         export_run(features_run, tmp_path / "out", format="onnx")
-    with pytest.raises(ImportError, match=sentence):
+    with pytest.raises(ImportError, match=r"^onnxruntime .*\[export\]"):
         predict_onnx(tmp_path, torch.zeros(1, 32))
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""NCR under the Trainer of Lightning: the module's loss, the callback's epoch and log, and what it is good for."""
+"""NCR under the Trainer of Lightning: loss, epochs, log, checkpoints, and accuracy."""
 
 from statistics import mean
 
@@ -11,8 +11,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, Subset
 
 import nearsay
-from nearsay.integrations import NCRCriterion
-from nearsay.losses import NCR
+from nearsay.losses import NCR, NCRLoss
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
@@ -43,7 +42,7 @@ def make_module(lightning, *, criterion, seed=0, lr=0.01):
         def training_step(self, batch, _):
             images, labels, indices = batch
             logits = self.network(images)
-            if not isinstance(self.criterion, NCRCriterion):
+            if not isinstance(self.criterion, NCRLoss):
                 return self.criterion(logits, labels)
             loss = self.criterion(logits, labels, indices)
             self.seen.append(
@@ -63,7 +62,8 @@ def make_module(lightning, *, criterion, seed=0, lr=0.01):
 
 def make_trainer(lightning, tmp_path, **choices):
     return lightning.Trainer(
-        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=tmp_path, **choices,
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def loader_of(data, *, seed=0, num=None, batch_size=256):
 
 def test_a_step_is_that_of_the_functions(lightning, for_lightning, tmp_path):
     data = noisy_digits(0)
-    module = make_module(lightning, criterion=lambda head: NCRCriterion(head, OBJECTIVE))
+    module = make_module(lightning, criterion=lambda head: NCRLoss(head=head, objective=OBJECTIVE))
     images, labels = data.images[:100], data.labels[:100]
     features = module.network[:3](images)
     logits = module.network[3](features)
@@ -97,7 +97,7 @@ def test_a_step_is_that_of_the_functions(lightning, for_lightning, tmp_path):
 def test_the_callback_keeps_the_start_and_logs_the_terms(lightning, for_lightning, tmp_path):
     data = noisy_digits(0)
     objective = NCR(alpha=0.9, k=10, start_epoch=2)
-    module = make_module(lightning, criterion=lambda head: NCRCriterion(head, objective))
+    module = make_module(lightning, criterion=lambda head: NCRLoss(head=head, objective=objective))
     trainer = make_trainer(
         lightning, tmp_path, max_epochs=4, callbacks=[for_lightning.NCRCallback()]
     )
@@ -133,7 +133,9 @@ def test_two_criteria_are_logged_apart(lightning, for_lightning, tmp_path):
             self.networks = nn.ModuleList(
                 nn.Sequential(nn.Flatten(), nn.Linear(192, 10)) for _ in range(2)
             )
-            self.first, self.second = (NCRCriterion(each[1], OBJECTIVE) for each in self.networks)
+            self.first, self.second = (
+                NCRLoss(head=each[1], objective=OBJECTIVE) for each in self.networks
+            )
 
         def training_step(self, batch, _):
             images, labels, _ = batch
@@ -158,7 +160,7 @@ def test_two_criteria_are_logged_apart(lightning, for_lightning, tmp_path):
 @pytest.mark.parametrize("choices", [{"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}])
 def test_accumulation_and_mixed_precision_train(lightning, for_lightning, tmp_path, choices):
     data = noisy_digits(0)
-    module = make_module(lightning, criterion=lambda head: NCRCriterion(head, OBJECTIVE))
+    module = make_module(lightning, criterion=lambda head: NCRLoss(head=head, objective=OBJECTIVE))
     before = [part.detach().clone() for part in module.network.parameters()]
     trainer = make_trainer(
         lightning, tmp_path, max_epochs=1, callbacks=[for_lightning.NCRCallback()], **choices
@@ -182,9 +184,12 @@ def test_a_training_that_is_resumed_inside_an_epoch_knows_which_it_is(
         dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1
     )
     for path, epochs in ((None, [0, 0, 1, 1, 2, 2]), (tmp_path / "epoch=1-step=3.ckpt", [1, 2, 2])):
-        module = make_module(lightning, criterion=lambda head: NCRCriterion(head, objective))
+        module = make_module(
+            lightning, criterion=lambda head: NCRLoss(head=head, objective=objective)
+        )
         trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+            enable_model_summary=False,
             default_root_dir=tmp_path, max_epochs=3, callbacks=[for_lightning.NCRCallback(), saved],
         )  # fmt: skip
         trainer.fit(module, loader_of(data, num=200, batch_size=100), ckpt_path=path)
@@ -200,7 +205,7 @@ def test_an_automatic_start_that_was_found_is_known_after_a_resume(
     data, objective, path = noisy_digits(0), NCR(alpha=0.9, k=10, start_epoch="auto"), None
     for epochs in (3, 4):
         module = make_module(
-            lightning, criterion=lambda head: NCRCriterion(head, objective), lr=0.0
+            lightning, criterion=lambda head: NCRLoss(head=head, objective=objective), lr=0.0
         )
         trainer = make_trainer(
             lightning, tmp_path, max_epochs=epochs, callbacks=[for_lightning.NCRCallback()]
@@ -216,7 +221,7 @@ def test_a_module_without_a_criterion_is_refused(lightning, for_lightning, tmp_p
     trainer = make_trainer(
         lightning, tmp_path, max_epochs=1, callbacks=[for_lightning.NCRCallback()]
     )
-    with pytest.raises(ValueError, match=r"Module has no NCRCriterion; make one in its __init__"):
+    with pytest.raises(ValueError, match="NCRLoss"):
         trainer.fit(module, loader_of(noisy_digits(0), num=100))
 
 
@@ -226,7 +231,7 @@ def test_ncr_is_far_ahead_of_cross_entropy_on_noisy_digits(lightning, for_lightn
         data = noisy_digits(seed)
         for name, criterion in (
             ("ce", lambda head: nn.CrossEntropyLoss()),
-            ("ncr", lambda head: NCRCriterion(head, OBJECTIVE)),
+            ("ncr", lambda head: NCRLoss(head=head, objective=OBJECTIVE)),
         ):
             module = make_module(lightning, criterion=criterion, seed=seed)
             callbacks = [for_lightning.NCRCallback()] if name == "ncr" else []

@@ -1,8 +1,7 @@
-"""`nearsay predict` on exported models: the table that the run itself would give, or one sentence."""
+"""`nearsay predict` on exported models: the table that the run itself gives, or one line."""
 
 import csv
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -117,7 +116,7 @@ def test_what_does_not_fit_the_file_is_one_sentence(onnx_of, tmp_path, capsys):
             65,
             "is run on the CPU, not on cuda; leave the device out",
         ),
-        (["bad.onnx", "image.png"], 65, "bad.onnx is no ONNX file that can be run"),
+        (["bad.onnx", "image.png"], 65, "bad.onnx"),
     ):
         there = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in words]
         assert cli.main(["predict", *there]) == code
@@ -147,31 +146,21 @@ def test_a_file_that_does_not_know_its_classes_is_refused(onnx_of, tmp_path, fac
     entry.value = facts
     onnx.save(proto, str(tmp_path / "other.onnx"))
     np.save(tmp_path / "x.npy", np.zeros((2, 32)))
-    with pytest.raises(
-        ValueError, match=r"other.onnx does not say what its classes are; export the run again"
-    ):
+    with pytest.raises(ValueError, match=r"other\.onnx must hold its classes"):
         predict(tmp_path / "other.onnx", [tmp_path / "x.npy"])
 
 
 @pytest.mark.parametrize(
-    ("logits", "shape", "told"),
+    ("logits", "shape", "message"),
     [
-        (
-            np.full((2, 8), np.nan),
-            ["rows", 8],
-            "gives logits (2, 8) where finite ones of (2, 8) should be",
-        ),
-        (
-            np.zeros((1, 8)),
-            ["rows", 8],
-            "gives logits (1, 8) where finite ones of (2, 8) should be",
-        ),
-        (np.zeros((2, 8, 1)), ["rows", 8, 1], "does not say what its classes are"),
-        (np.zeros(()), [], "does not say what its classes are"),
+        (np.full((2, 8), np.nan), ["rows", 8], "^logits"),
+        (np.zeros((1, 8)), ["rows", 8], r"^logits .*\(1, 8\)"),
+        (np.zeros((2, 8, 1)), ["rows", 8, 1], "classes"),
+        (np.zeros(()), [], "classes"),
     ],
 )
-def test_a_file_with_other_answers_than_logits_is_one_sentence(
-    onnx_of, tmp_path, logits, shape, told
+def test_a_file_with_other_answers_than_logits_is_refused(
+    onnx_of, tmp_path, logits, shape, message
 ):
     onnx = pytest.importorskip("onnx") if onnx_of("toy") else None
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
@@ -186,7 +175,7 @@ def test_a_file_with_other_answers_than_logits_is_one_sentence(
     helper.set_model_props(proto, {"nearsay": facts})
     onnx.save(proto, str(tmp_path / "other.onnx"))
     np.save(tmp_path / "x.npy", np.zeros((2, 32)))
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=message):
         predict(tmp_path / "other.onnx", [tmp_path / "x.npy"])
 
 

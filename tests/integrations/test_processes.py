@@ -1,4 +1,4 @@
-"""Two processes under DistributedDataParallel and FSDP equal one: neighbors are searched among the rows of both."""
+"""Two processes under DDP and FSDP equal one: neighbors are searched among the rows of both."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_two_processes_have_the_loss_and_the_gradients_of_one(tmp_path):
         for rank in range(2)
     ]
     told = [process.communicate(timeout=90)[0] for process in processes]
-    # A process counts by what it left, not by how it ended: gloo sometimes aborts after all is done.
+    # A process counts by its file, not by its exit code: gloo sometimes aborts at the end.
     assert all((tmp_path / f"{rank}.pt").exists() for rank in range(2)), told
     one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     alone = step()

@@ -255,31 +255,33 @@ def test_batches_are_even_and_leave_out_next_to_nothing(num_rows, most, fewest, 
 
 
 @pytest.mark.parametrize(
-    ("choices", "sentence"),
+    ("field", "value"),
     [
-        ({"hidden": 256}, r"hidden=256 must be a tuple of widths"),
-        ({"hidden": (8, 0)}, r"a width of hidden=0 must be a whole number"),
-        ({"alpha": 1.5}, r"alpha=1.5 must be a number from 0 to 1"),
-        ({"k": 0}, r"k=0 must be a whole number of at least 1"),
-        ({"epochs": 0}, r"epochs=0 must be a number"),
-        (
-            {"batch_size": 1},
-            r"batch_size=1 must be a whole number of at least 2; a row alone has no neighbor",
-        ),
-        ({"learning_rate": "fast"}, r"learning_rate='fast' must be a number"),
-        ({"objective": "ncr"}, r"objective='ncr' must be None or an objective"),
-        ({"objective": NCR}, r"objective=<class .*> must be None or an objective"),
-        ({"device": "abacus"}, r"device='abacus' is no device"),
-        (
-            {"unlabeled": 1},
-            r"none of 8 rows has a class to learn: with unlabeled=1, 0 have a label",
-        ),
+        ("hidden", 256),
+        ("hidden", (8, 0)),
+        ("alpha", 1.5),
+        ("k", 0),
+        ("epochs", 0),
+        ("batch_size", 1),
+        ("learning_rate", "fast"),
+        ("objective", "ncr"),
+        ("objective", NCR),
+        ("device", "abacus"),
+        ("unlabeled", 1),
     ],
 )
-def test_a_wrong_parameter_is_named_in_one_sentence(choices, sentence):
+def test_a_wrong_parameter_is_named(field, value):
     rows = np.arange(16.0).reshape(8, 2)
-    with pytest.raises(ValueError, match=sentence):
-        NCRClassifier(**{"epochs": 1, **choices}).fit(rows, np.ones(8, dtype=int))
+    with pytest.raises(ValueError, match=field):
+        NCRClassifier(**{"epochs": 1, field: value}).fit(rows, np.ones(8, dtype=int))
+
+
+def test_the_loss_may_be_a_formula():
+    def brier(logits, targets):
+        return (logits.softmax(dim=1) - targets).square().sum(dim=1)
+
+    rows, given, truth = blobs()
+    assert NCRClassifier(**FAST, objective=brier).fit(rows, given).score(rows, truth) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -291,10 +293,10 @@ def test_a_wrong_parameter_is_named_in_one_sentence(choices, sentence):
     ],
 )
 def test_a_missing_label_is_told_with_its_row_and_what_to_do(labels, cure):
-    told = rf"label (None|nan) of row 2 is missing; .* unlabeled= names, as in unlabeled={re.escape(repr(cure))}, or"
+    message = rf"(None|nan)\b.*row 2\b.*unlabeled={re.escape(repr(cure))}"
     rows = np.arange(8.0).reshape(4, 2)
     for given in (labels, np.array(labels, dtype=object)):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             NCRClassifier(**FAST).fit(rows, given)
     model = NCRClassifier(**FAST, unlabeled=cure).fit(rows, [*labels[:2], cure, labels[3]])
     assert model.classes_.tolist() == labels[:2]  # in a list of names -1 would become one of them
@@ -303,36 +305,30 @@ def test_a_missing_label_is_told_with_its_row_and_what_to_do(labels, cure):
 def test_wrong_data_is_named_in_one_sentence():
     rows, labels = np.arange(16.0).reshape(8, 2), np.arange(8) % 2
     model = NCRClassifier(**FAST)
-    told = r"at least one non-zero number|needs a weight above 0"  # the second, beside scikit-learn 1.6, is ours
-    with pytest.raises(ValueError, match=told):
+    # The second is ours, with scikit-learn 1.6.
+    with pytest.raises(ValueError, match=r"at least one non-zero number|weight above 0"):
         model.fit(rows, labels, sample_weight=np.zeros(8))
-    with pytest.raises(
-        ValueError, match="none of 8 rows has a class to learn: with unlabeled=1, 4 have a label"
-    ):
+    with pytest.raises(ValueError, match=r"^y .* 4 labels in 8 rows"):
         clone(model).set_params(unlabeled=1).fit(rows, labels, sample_weight=labels)
     with pytest.raises(ValueError, match="Negative values"):
         model.fit(rows, labels, sample_weight=-np.ones(8))
-    with pytest.raises(ValueError, match="8 rows of positive weight make n_samples=1 row"):
+    with pytest.raises(ValueError, match="n_samples=1"):
         model.fit(np.ones((8, 2)), np.ones(8, dtype=int))
-    with pytest.raises(ValueError, match=r"X holds 1e\+300, which is too large for float32"):
+    with pytest.raises(ValueError, match=r"^X .*1e\+300"):
         model.fit(np.where(rows == 3, 1e300, rows), labels)
-    with pytest.raises(ValueError, match=r"learning_rate=1000 made the loss or a weight infinite"):
+    with pytest.raises(ValueError, match=r"^learning_rate .*1000"):
         NCRClassifier((), learning_rate=1000, epochs=40, random_state=0).fit(rows * 1e37, labels)
     with pytest.raises(TypeError, match="Sparse data"):
         model.fit(csr_array(rows), labels)
 
 
 @pytest.mark.parametrize(
-    ("labels", "unlabeled", "sentence"),
-    [
-        (["cat", "dog", -1] * 4, -1, r"unlabeled=-1 is not the '-1' in y; give unlabeled='-1'"),
-        ([0, 1, -1] * 4, "-1", r"unlabeled='-1' is not the -1 in y; give unlabeled=-1"),
-        ([0, 1, -1] * 4, [-1], r"unlabeled=\[-1\] must be one value"),
-    ],
+    ("labels", "unlabeled"),
+    [(["cat", "dog", -1] * 4, -1), ([0, 1, -1] * 4, "-1"), ([0, 1, -1] * 4, [-1])],
 )
-def test_a_mark_of_another_type_that_reads_like_a_label_is_refused(labels, unlabeled, sentence):
+def test_a_mark_of_another_type_that_reads_like_a_label_is_refused(labels, unlabeled):
     rows = np.arange(24.0).reshape(12, 2)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match="unlabeled"):
         NCRClassifier(**FAST, unlabeled=unlabeled).fit(rows, labels)
 
 

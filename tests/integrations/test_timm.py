@@ -1,4 +1,4 @@
-"""NCR in training scripts of timm: its networks, task, mixup and averaged networks, and what the loss is good for."""
+"""NCR in training scripts of timm: its networks, task, mixup and averaged networks."""
 
 import logging
 
@@ -89,13 +89,9 @@ def test_the_epoch_is_told_as_samplers_are_told(timm, for_timm):
 
 
 def test_networks_without_one_linear_classifier_are_refused(timm, for_timm):
-    with pytest.raises(
-        ValueError, match=r"Linear has no get_classifier\(\); give a network of timm.create_model"
-    ):
+    with pytest.raises(ValueError, match=r"^model .* got Linear"):
         for_timm.ncr_loss(nn.Linear(3, 3))
-    with pytest.raises(
-        ValueError, match=r"the classifier of \w+ is Identity, not one torch.nn.Linear"
-    ):
+    with pytest.raises(ValueError, match=r"^model .* got Identity"):
         for_timm.ncr_loss(timm.create_model("test_byobnet", num_classes=0))
 
 

@@ -1,4 +1,4 @@
-"""NCR under the Trainer of Hugging Face: images and texts, its accumulation, epochs, log and evaluation."""
+"""NCR under the Trainer of Hugging Face: images, texts, accumulation, epochs, log, evaluation."""
 
 import pytest
 import torch
@@ -31,8 +31,9 @@ def image_network(transformers, seed=0):
 def text_network(transformers, kind="Bert"):
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=4,
-        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_labels=4, max_position_embeddings=16, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, pad_token_id=0,
     )  # fmt: skip
     return getattr(transformers, f"{kind}ForSequenceClassification")(config)
 
@@ -49,8 +50,8 @@ def image_rows(data, num=None, *, indices=False):
 def text_rows(num=24):
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(1, 30, (num, 6), generator=generator)
-    return [{"input_ids": row, "attention_mask": torch.ones(6, dtype=torch.int64), "labels": int(row[0]) % 4}
-            for row in words]  # fmt: skip
+    mask = torch.ones(6, dtype=torch.int64)
+    return [{"input_ids": row, "attention_mask": mask, "labels": int(row[0]) % 4} for row in words]
 
 
 def make_trainer(
@@ -67,7 +68,10 @@ def make_trainer(
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True,
-        **{"per_device_train_batch_size": 100, "learning_rate": 3e-3, "lr_scheduler_type": "constant", **choices},
+        **{
+            "per_device_train_batch_size": 100, "learning_rate": 3e-3,
+            "lr_scheduler_type": "constant", **choices,
+        },
     )  # fmt: skip
     own = {"objective": objective} if trainer is None else {}
     return (trainer or for_transformers.NCRTrainer)(
@@ -145,7 +149,8 @@ def test_a_term_is_logged_as_the_mean_over_the_losses_that_have_it(
     for every in (1, 3):
         torch.manual_seed(0)
         trainer = make_trainer(
-            for_transformers, text_network(transformers), text_rows(), tmp_path, per_device_train_batch_size=10,
+            for_transformers, text_network(transformers), text_rows(), tmp_path,
+            per_device_train_batch_size=10,
             objective=NCR(k=3, start_epoch=1 / 3), num_train_epochs=1, logging_steps=every,
         )  # fmt: skip
         trainer.train()
@@ -162,8 +167,9 @@ def test_accumulated_gradients_are_the_mean_over_the_batches(
     batches = [{name: torch.stack([torch.as_tensor(row[name]) for row in part]) for name in rows[0]}
                for part in (rows[:12], rows[12:])]  # fmt: skip
     trainer = make_trainer(
-        for_transformers, model, rows, tmp_path, per_device_train_batch_size=12, gradient_accumulation_steps=2,
-        max_steps=1, logging_steps=1, max_grad_norm=0.0, learning_rate=0.0, train_sampling_strategy="sequential",
+        for_transformers, model, rows, tmp_path, per_device_train_batch_size=12,
+        gradient_accumulation_steps=2, max_steps=1, logging_steps=1, max_grad_norm=0.0,
+        learning_rate=0.0, train_sampling_strategy="sequential",
     )  # fmt: skip
     wanted = torch.stack([trainer.compute_loss(model, batch) for batch in batches]).mean()
     gradient = torch.autograd.grad(wanted, model.classifier.weight)[0]
@@ -189,11 +195,12 @@ def test_an_evaluation_is_cross_entropy_and_indices_travel(
 ):
     model, data = image_network(transformers), noisy_digits(0)
     trainer = make_trainer(
-        for_transformers, model, image_rows(data, 130, indices=True), tmp_path, objective=NCR(k=5, bank=Bank(size=200)),
-        num_train_epochs=1, remove_unused_columns=False, bf16=True, more={"eval_dataset": image_rows(data, 60)},
+        for_transformers, model, image_rows(data, 130, indices=True), tmp_path,
+        objective=NCR(k=5, bank=Bank(size=200)), num_train_epochs=1, remove_unused_columns=False,
+        bf16=True, more={"eval_dataset": image_rows(data, 60)},
     )  # fmt: skip
     trainer.train()  # 100 and 30 rows, in half precision
-    assert sorted(trainer.criterion.state["bank.indices"][:130].tolist()) == list(range(130))
+    assert sorted(trainer.ncr_loss.state["bank.indices"][:130].tolist()) == list(range(130))
     trainer.args.bf16_full_eval = False
     found = trainer.evaluate()["eval_loss"]
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -244,9 +251,7 @@ def test_a_batch_without_labels_is_refused(transformers, for_transformers, tmp_p
         for_transformers, model, rows, tmp_path, num_train_epochs=1, remove_unused_columns=False,
         more={"head": model.head},
     )  # fmt: skip
-    with pytest.raises(
-        ValueError, match="a batch of inputs, target has no labels; call the column labels"
-    ):
+    with pytest.raises(ValueError, match=r"^labels .* inputs, target"):
         trainer.train()
 
 
@@ -254,25 +259,24 @@ def test_indices_that_the_trainer_drops_are_asked_for(transformers, for_transfor
     rows = [{"inputs": torch.zeros(6), "labels": 0, "indices": row} for row in range(20)]
     model = Plain(features=False)
     trainer = make_trainer(
-        for_transformers, model, rows, tmp_path, objective=NCR(bank=Bank(size=20)), num_train_epochs=1,
+        for_transformers, model, rows, tmp_path, objective=NCR(bank=Bank(size=20)),
+        num_train_epochs=1,
         more={"head": model.head},
     )  # fmt: skip
     with pytest.raises(
         ValueError,
-        match=r"a batch of inputs, labels has no indices.*and remove_unused_columns=False",
+        match=r"^indices .* remove_unused_columns=False",
     ):
         trainer.train()
 
 
 def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_transformers, tmp_path):
     rows = text_rows()
-    with pytest.raises(
-        ValueError, match="keeps a memory that checkpoints of the Trainer would lose"
-    ):
+    with pytest.raises(ValueError, match=r"^objective"):
         make_trainer(
             for_transformers, text_network(transformers), rows, tmp_path, objective=NCR(base=ELR())
         )
-    with pytest.raises(ValueError, match=r"with no more than bank=Bank\(size=4096\)"):
+    with pytest.raises(ValueError, match=r"^objective"):
         make_trainer(
             for_transformers,
             text_network(transformers),
@@ -280,15 +284,11 @@ def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_trans
             tmp_path,
             objective=NCR(bank=Bank(kind="examples")),
         )
-    with pytest.raises(
-        ValueError, match=r"label_smoothing_factor=0.1 has no effect here.*CrossEntropy\(smoothing"
-    ):
+    with pytest.raises(ValueError, match=r"^label_smoothing_factor"):
         make_trainer(
             for_transformers, text_network(transformers), rows, tmp_path, label_smoothing_factor=0.1
         )
-    with pytest.raises(
-        ValueError, match="model_init and compute_loss_func do not go with NCRTrainer"
-    ):
+    with pytest.raises(ValueError, match=r"^model_init"):
         make_trainer(
             for_transformers,
             None,
@@ -298,13 +298,13 @@ def test_what_has_no_classes_or_would_be_lost_is_refused(transformers, for_trans
         )
     several = text_network(transformers)
     several.config.problem_type = "multi_label_classification"
-    with pytest.raises(ValueError, match="it takes problem_type='single_label_classification'"):
+    with pytest.raises(ValueError, match=r"^problem_type"):
         make_trainer(for_transformers, several, rows, tmp_path)
     headless = text_network(transformers)
     headless.classifier = nn.Identity()
     with pytest.raises(
         ValueError,
-        match=r"BertForSequenceClassification has no linear layer with 4 outputs; name one",
+        match=r"^head .* 4 outputs",
     ):
         make_trainer(for_transformers, headless, rows, tmp_path)
 

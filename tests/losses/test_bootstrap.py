@@ -121,17 +121,17 @@ def test_the_objective_is_the_mean_over_labels_with_all_its_choices(choice):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("field", "value"),
     [
-        ({"alpha": -0.1}, "alpha=-0.1 must be a number from 0 to 1"),
-        ({"alpha": 1.5}, "alpha=1.5"),
-        ({"kind": "firm"}, "kind='firm' must be"),
-        ({"temperature": 0.0}, "temperature=0.0 must be a number from 0.01 to 100"),
-        ({"temperature": float("nan")}, "temperature=nan"),
+        ("alpha", -0.1),
+        ("alpha", 1.5),
+        ("kind", "firm"),
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
     ],
 )
-def test_choices_outside_their_range_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Bootstrap(**wrong)
-    with pytest.raises(ValueError, match=message):
-        bootstrap(torch.zeros(1, 2), torch.zeros(1, 2), **wrong)
+def test_choices_outside_their_range_are_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        Bootstrap(**{field: value})
+    with pytest.raises(ValueError, match=field):
+        bootstrap(torch.zeros(1, 2), torch.zeros(1, 2), **{field: value})

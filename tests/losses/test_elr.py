@@ -224,7 +224,7 @@ def test_a_certain_prediction_that_agrees_with_its_past_stays_finite():
 @pytest.mark.parametrize("index", [6, -2])
 def test_an_index_outside_the_memory_is_refused(index):
     averages, logits = random_averages(6, 4), random_tensor(2, 4)
-    message = f"index {index} is not among the 6 examples .* it must be 0 to 5, or -1 for padding"
+    message = rf"index\b.*{index}"
     with pytest.raises(ValueError, match=message):
         call(ELR(), logits, make_batch([1, index]), averages)
     mix = Mix(torch.arange(2), torch.tensor([0, index]), torch.ones(2))
@@ -233,25 +233,24 @@ def test_an_index_outside_the_memory_is_refused(index):
 
 
 def test_averages_of_another_shape_are_refused():
-    with pytest.raises(
-        ValueError, match=r"averages \(4,\) and logits \(2, 4\) must both be \(B, C\)"
-    ):
+    with pytest.raises(ValueError, match="averages"):
         elr(torch.zeros(2, 4), torch.zeros(4))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("field", "value"),
     [
-        ({"beta": 1.0}, "beta=1 would never learn"),
-        ({"beta": -0.1}, "beta=-0.1 must be a number from 0 to 1"),
-        ({"weight": -1.0}, "weight=-1.0 must be a number of at least 0"),
-        ({"weight": float("inf")}, "weight=inf must be finite"),
-        ({"weight": float("nan")}, "weight=nan"),
+        ("beta", 1.0),
+        ("beta", -0.1),
+        ("weight", -1.0),
+        ("weight", float("inf")),
+        ("weight", float("nan")),
+        ("ramp", -1.0),
     ],
 )
-def test_choices_outside_their_range_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        ELR(**wrong)
+def test_choices_outside_their_range_are_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        ELR(**{field: value})
 
 
 def test_a_teacher_that_is_not_finite_is_seen_in_the_loss_and_not_kept():

@@ -12,7 +12,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def random_views(num_views, num_rows=6, num_classes=4, spread=2.0):
-    """Logits of views and soft targets of different weights: the first one-hot, the fourth unlabeled."""
+    """Logits of views and targets of different weights: the first one-hot, the fourth unlabeled."""
     generator = torch.Generator().manual_seed(2)
     logits = spread * torch.randn(
         num_views, num_rows, num_classes, generator=generator, dtype=torch.float64
@@ -157,9 +157,7 @@ def test_views_of_different_examples_are_refused():
         indices=torch.tensor([0, 1, 0, 2]),
         views=2,
     )
-    with pytest.raises(
-        ValueError, match=r"views show examples \[1, 2\] at place 1; every view must show the same"
-    ):
+    with pytest.raises(ValueError, match=r"^views .*1, 2"):
         GJS()(Outputs(torch.zeros(4, 1), torch.zeros(4, 2)), batch, torch.tensor(0.0), {}, "gjs")
 
 
@@ -167,32 +165,26 @@ def test_views_of_different_examples_are_refused():
 def test_targets_without_a_logarithm_are_refused(wrong):
     logits, targets = random_views(2)
     targets[1, 2] = wrong
-    with pytest.raises(
-        ValueError, match=f"targets hold {wrong}; they must be finite and not negative"
-    ):
+    with pytest.raises(ValueError, match=rf"^targets .*{wrong}"):
         gjs(logits, targets)
 
 
 def test_logits_without_an_axis_of_views_are_refused():
-    with pytest.raises(
-        ValueError, match=r"logits \(3, 2\) and targets \(3, 2\) must be \(V, B, C\) and \(B, C\)"
-    ):
+    with pytest.raises(ValueError, match=r"^logits"):
         gjs(torch.zeros(3, 2), torch.zeros(3, 2))
-    with pytest.raises(ValueError, match=r"logits \(2, 3, 2\) and targets \(1, 2\) must be"):
+    with pytest.raises(ValueError, match=r"^logits"):
         gjs(torch.zeros(2, 3, 2), torch.zeros(1, 2))  # which would stand for three
-    with pytest.raises(ValueError, match=r"logits \(0, 3, 2\) and targets \(3, 2\) must be"):
+    with pytest.raises(ValueError, match=r"^logits"):
         gjs(torch.zeros(0, 3, 2), torch.zeros(3, 2))
-    with pytest.raises(ValueError, match=r"logits \(3, 2\) and targets \(2,\) must be"):
+    with pytest.raises(ValueError, match=r"^logits"):
         gjs(torch.zeros(3, 2), torch.zeros(2))
 
 
 @pytest.mark.parametrize("label_weight", [0.0, 1e-4, 1.0, -0.5, float("nan"), "0.3"])
 def test_label_weights_outside_their_range_are_refused(label_weight):
-    with pytest.raises(
-        ValueError, match=f"label_weight={label_weight!r} must be a number from 0.001 to 0.999"
-    ):
+    with pytest.raises(ValueError, match="label_weight"):
         GJS(label_weight=label_weight)
-    with pytest.raises(ValueError, match=f"label_weight={label_weight!r}"):
+    with pytest.raises(ValueError, match="label_weight"):
         gjs(torch.zeros(1, 1, 2), torch.zeros(1, 2), label_weight=label_weight)
 
 

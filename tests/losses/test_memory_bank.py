@@ -68,7 +68,7 @@ def test_the_bank_is_searched_without_the_examples_at_hand(kind):
 
 @pytest.mark.parametrize("bank", [Bank(size=64), Bank(kind="examples")], ids=lambda bank: bank.kind)
 def test_a_small_batch_finds_the_neighbors_of_a_large_one(bank):
-    """Two halves of a batch, one after the other, see what the whole batch sees: values of a frozen network agree."""
+    """With a frozen network, two halves of a batch have the values of the whole batch."""
     outputs, indices = rows(40, 0), torch.arange(40)
     objective = NCR(alpha=1.0, k=5, bank=bank)
     memory = objective.init_state(40, 4, 5)
@@ -133,10 +133,10 @@ def test_writing_does_not_disturb_a_backward_pass_to_come():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "list"}, "kind='list'"),
-        ({"size": 0}, "size=0"),
-        ({"size": 2.5}, "size=2.5"),
-        ({"size": True}, "size=True"),
+        ({"kind": "list"}, "kind"),
+        ({"size": 0}, "size"),
+        ({"size": 2.5}, "size"),
+        ({"size": True}, "size"),
     ],
 )
 def test_bad_choices_are_named(change, words):
@@ -149,17 +149,17 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     objective = NCR(k=2, base=ELR(), bank=bank)
     memory = objective.init_state(10, 4, 5)
     before = {name: tensor.clone() for name, tensor in memory.items()}
-    with pytest.raises(ValueError, match="size=3 cannot hold a batch of 4 rows"):
+    with pytest.raises(ValueError, match=r"^size .* 4 "):
         objective(rows(4, 0), batch_of(torch.arange(4)), torch.tensor(0.0), memory, "ncr/elr")
     assert_close(memory, before)  # refused before anything was written
     objective(rows(3, 0), batch_of(torch.arange(3)), torch.tensor(0.0), memory, "ncr/elr")
     assert sorted(memory["bank.indices"][:3].tolist()) == [0, 1, 2]  # as many as it holds are held
     for wrong in ({}, NCR(bank=Bank(size=4)).init_state(10, 4, 5)):
-        with pytest.raises(ValueError, match=r"not that of Bank\(kind='queue', size=3\)"):
+        with pytest.raises(ValueError, match=r"^state"):
             objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), wrong, "ncr/elr")
     for sizes, words in (
-        ((10, 4, 6), r"features \(2, 5\) do not fit"),
-        ((10, 3, 5), r"logits \(2, 4\) do not fit"),
+        ((10, 4, 6), "features"),
+        ((10, 3, 5), "logits"),
     ):
         with pytest.raises(ValueError, match=words):
             objective(
@@ -169,29 +169,20 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
                 objective.init_state(*sizes),
                 "base/elr",
             )
-    with pytest.raises(ValueError, match='start_epoch="auto" finds no agreement'):
+    with pytest.raises(ValueError, match="start_epoch"):
         NCR(start_epoch="auto").phase(0.0, {})
     bank = Bank(kind="examples")
-    with pytest.raises(
-        ValueError, match="index 10 is not among the 10 examples the memory was made for"
-    ):
+    with pytest.raises(ValueError, match=r"index\b.*10"):
         bank.write(bank.init_state(10, 4, 5), rows(2, 0), torch.tensor([3, 10]))
 
 
-@pytest.mark.parametrize(
-    ("bank", "words"),
-    [
-        (Bank(size=16), "index -5 must be 0 or more, or -1 for padding"),
-        (Bank(kind="examples"), "index -5 is not among the 10 examples"),
-    ],
-    ids=["queue", "examples"],
-)
+@pytest.mark.parametrize("bank", [Bank(size=16), Bank(kind="examples")], ids=["queue", "examples"])
 @pytest.mark.parametrize("start_epoch", [0, 5])
-def test_an_index_that_can_be_nobody_is_refused_before_it_is_kept(bank, words, start_epoch):
+def test_an_index_that_can_be_nobody_is_refused_before_it_is_kept(bank, start_epoch):
     objective = NCR(k=2, start_epoch=start_epoch, bank=bank)
     memory = objective.init_state(10, 4, 5)
     before = {name: tensor.clone() for name, tensor in memory.items()}
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=r"index\b.*-5"):
         objective(
             rows(8, 0),
             batch_of(torch.arange(8) - 5),
@@ -208,9 +199,7 @@ def test_a_memory_that_lacks_a_part_is_refused(kind, name):
     objective = NCR(k=2, bank=Bank(kind=kind))
     memory = objective.init_state(10, 4, 5)
     del memory[f"bank.{name}"]
-    with pytest.raises(
-        ValueError, match=rf"the memory is not that of Bank\(kind='{kind}', .*; make it with"
-    ):
+    with pytest.raises(ValueError, match=r"^state"):
         objective(
             rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), memory, "base/cross_entropy"
         )

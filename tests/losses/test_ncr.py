@@ -247,7 +247,7 @@ def test_k_of_everybody_is_all(variant, implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_high_temperature_has_the_limits_of_the_two_variants(implementation):
-    """The neighbor target becomes uniform; the paper's term falls like 1/T², the released one has a finite limit."""
+    """The paper's term falls like 1/T², the released one has a finite limit."""
     logits, features = rows(30, spread=1.0)
     unit = features / features.norm(dim=1, keepdim=True)
     similarities = torch.relu(unit @ unit.T).fill_diagonal_(0)
@@ -388,113 +388,88 @@ def test_memory_keeps_the_bases_under_its_name():
 # Bad input
 
 
+POOL = {
+    "indices": torch.arange(13),
+    "pool": (torch.zeros(3, 4), torch.zeros(3, 5), torch.arange(3)),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "field"),
     [
-        ({"k": 0}, "k=0"),
-        ({"k": -3}, "k=-3"),
-        ({"k": 2.5}, "k=2.5"),
-        ({"k": True}, "k=True"),
-        ({"temperature": None}, "temperature=None"),
-        ({"temperature": torch.tensor(2.0)}, "temperature=tensor"),
-        ({"features": [[1.0]]}, "features of the batch of type list must be a torch.Tensor"),
-        ({"indices": [0, 1]}, "indices of the batch of type list"),
-        ({"indices": torch.arange(-2, 11)}, "indices of the batch hold -2"),
-        ({"indices": torch.arange(13), "pool": ()}, "pool of type tuple must be a tuple"),
-        ({"indices": torch.arange(13), "pool": torch.zeros(3)}, "pool of type Tensor"),
+        ({"k": 0}, "k"),
+        ({"k": 2.5}, "k"),
+        ({"temperature": torch.tensor(2.0)}, "temperature"),
+        ({"temperature": 0.009}, "temperature"),
+        ({"temperature": 101.0}, "temperature"),
+        ({"variant": "papre"}, "variant"),
+        ({"reduction": "avg"}, "reduction"),
+        ({"implementation": "quick"}, "implementation"),
+        ({"features": [[1.0]]}, "features of the batch"),
+        ({"features": torch.zeros(12, 5)}, "features of the batch"),
+        ({"features": torch.zeros(13, 5, 2, 2)}, "features of the batch"),
+        ({"features": torch.zeros(13, 0)}, "features of the batch"),
+        ({"features": torch.zeros(13, 5, dtype=torch.int64)}, "features of the batch"),
+        ({"features": torch.zeros(13, 5, device="meta")}, "features of the batch"),
+        ({"logits": torch.zeros(13, 4, dtype=torch.int32)}, "logits of the batch"),
+        ({"logits": torch.zeros(13)}, "logits of the batch"),
+        ({"indices": [0, 1]}, "indices of the batch"),
+        ({"indices": torch.arange(-2, 11)}, "indices of the batch"),
+        ({"indices": torch.arange(12)}, "indices of the batch"),
+        ({"indices": torch.arange(13).int()}, "indices of the batch"),
+        ({"indices": torch.arange(13, device="meta")}, "indices of the batch"),
+        ({"partners": torch.arange(13)}, "indices"),
+        (POOL | {"indices": None}, "indices"),
+        (POOL | {"pool": ()}, "pool"),
+        (POOL | {"pool": torch.zeros(3)}, "pool"),
+        (POOL | {"pool": (*POOL["pool"][:2], None)}, "indices of the pool"),
+        (POOL | {"pool": (*POOL["pool"][:2], torch.arange(2))}, "indices of the pool"),
+        (POOL | {"pool": (torch.zeros(3, 4), torch.zeros(3, 6), torch.arange(3))}, "pool"),
+        (POOL | {"pool": (torch.zeros(3, 3), torch.zeros(3, 5), torch.arange(3))}, "pool"),
         (
-            {"indices": torch.arange(13), "pool": (torch.zeros(3, 4), torch.zeros(3, 5), None)},
-            "indices of the pool of type NoneType",
-        ),
-        ({"temperature": 0.0}, "temperature=0.0"),
-        ({"temperature": 0.009}, "temperature=0.009"),
-        ({"temperature": 101.0}, "temperature=101.0"),
-        ({"temperature": math.nan}, "temperature=nan"),
-        ({"variant": "papre"}, "variant='papre'"),
-        ({"reduction": "avg"}, "reduction='avg'"),
-        ({"implementation": "quick"}, "implementation='quick'"),
-        ({"features": torch.zeros(12, 5)}, r"logits \(13, 4\) and features \(12, 5\)"),
-        ({"features": torch.zeros(13, 5, 2, 2)}, r"features \(13, 5, 2, 2\)"),
-        ({"features": torch.zeros(13, 0)}, r"features \(13, 0\)"),
-        (
-            {"features": torch.zeros(13, 5, dtype=torch.int64)},
-            "features of the batch are torch.int64",
-        ),
-        ({"logits": torch.zeros(13, 4, dtype=torch.int32)}, "logits of the batch are torch.int32"),
-        ({"logits": torch.zeros(13)}, r"logits \(13,\)"),
-        ({"indices": torch.arange(12)}, r"indices \(12,\)"),
-        ({"indices": torch.arange(13).int()}, "indices .* torch.int32"),
-        ({"partners": torch.arange(13)}, "partners= needs indices="),
-        (
-            {"pool": (torch.zeros(3, 4), torch.zeros(3, 5), torch.arange(3))},
-            "a pool needs indices=",
+            POOL | {"pool": (torch.zeros(3, 4), torch.zeros(2, 5), torch.arange(3))},
+            "features of the pool",
         ),
         (
-            {
-                "indices": torch.arange(13),
-                "pool": (torch.zeros(3, 4), torch.zeros(3, 6), torch.arange(3)),
-            },
-            r"pool's .* features \(3, 6\)",
-        ),
-        (
-            {
-                "indices": torch.arange(13),
-                "pool": (torch.zeros(3, 4), torch.zeros(2, 5), torch.arange(3)),
-            },
-            r"features \(2, 5\) of the pool",
-        ),
-        (
-            {"features": torch.zeros(13, 5, device="meta")},
-            "features of the batch are on meta .*; move them there",
-        ),
-        (
-            {"indices": torch.arange(13, device="meta")},
-            "indices of the batch are on meta and the logits are on cpu",
-        ),
-        (
-            {
-                "indices": torch.arange(13),
-                "pool": (torch.zeros(3, 4, device="meta"), torch.zeros(3, 5), torch.arange(3)),
-            },
-            "logits of the pool are on meta",
+            POOL | {"pool": (torch.zeros(3, 4, device="meta"), *POOL["pool"][1:])},
+            "logits of the pool",
         ),
     ],
 )
-def test_bad_input_is_named_in_one_sentence(change, words):
+def test_bad_input_is_named(change, field):
     logits, features = rows(dtype=torch.float32)
-    given = {"logits": logits, "features": features} | change
-    with pytest.raises(ValueError, match=words) as caught:
-        ncr(given.pop("logits"), given.pop("features"), **given)
-    assert "\n" not in str(caught.value)
+    arguments = {"logits": logits, "features": features} | change
+    with pytest.raises(ValueError, match=rf"^{field}\b"):
+        ncr(arguments.pop("logits"), arguments.pop("features"), **arguments)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("field", "value"),
     [
-        ({"alpha": -0.1}, "alpha=-0.1"),
-        ({"alpha": 1.1}, "alpha=1.1"),
-        ({"alpha": math.nan}, "alpha=nan"),
-        ({"k": 0}, "k=0"),
-        ({"temperature": 1000.0}, "temperature=1000.0"),
-        ({"start_epoch": -1.0}, "start_epoch=-1.0"),
-        ({"variant": "other"}, "variant='other'"),
-        ({"alpha": "0.5"}, "alpha='0.5'"),
-        ({"start_epoch": "soon"}, "start_epoch='soon'"),
-        ({"reject": 1.5}, "reject=1.5"),
-        ({"base": CrossEntropy}, "base=.* must be an objective"),
-        ({"base": None}, "base=None"),
-        ({"bank": 64}, "bank=64"),
+        ("alpha", -0.1),
+        ("alpha", 1.1),
+        ("alpha", math.nan),
+        ("alpha", "0.5"),
+        ("k", 0),
+        ("temperature", 1000.0),
+        ("start_epoch", -1.0),
+        ("start_epoch", "soon"),
+        ("variant", "other"),
+        ("reject", 1.5),
+        ("base", CrossEntropy),
+        ("base", None),
+        ("bank", 64),
     ],
 )
-def test_bad_hyper_parameters_are_named_in_one_sentence(change, words):
-    with pytest.raises(ValueError, match=words):
-        NCR(**change)
+def test_bad_hyper_parameters_are_named(field, value):
+    with pytest.raises(ValueError, match=rf"^{field}\b"):
+        NCR(**{field: value})
 
 
 @pytest.mark.parametrize("stage", ["", "cross_entropy", "NCR/cross_entropy"])
 def test_a_stage_of_somebody_else_is_refused(stage):
     logits, features = rows()
-    with pytest.raises(ValueError, match=f"phase='{stage}' is not one of NCR's"):
+    with pytest.raises(ValueError, match=r"^phase"):
         NCR()(Outputs(features, logits), batch_of(logits), torch.tensor(0.0), {}, stage)
 
 
@@ -514,13 +489,13 @@ def test_batches_of_odd_shapes_are_refused_by_every_objective():
     logits, features = rows()
     batch = batch_of(logits)
     for wrong, words in (
-        (replace(batch, indices=batch.indices[:, None]), r"indices \(13, 1\)"),
-        (replace(batch, teacher=Outputs(features, logits[:1])), r"teacher's logits \(1, 4\)"),
+        (replace(batch, indices=batch.indices[:, None]), "indices"),
+        (replace(batch, teacher=Outputs(features, logits[:1])), "teacher"),
         (
             replace(batch, mix=Mix(batch.indices, batch.indices, torch.ones(1))),
-            "each part of mix must be",
+            "mix",
         ),
-        (replace(batch, targets=[[1.0]]), "targets of type list"),
+        (replace(batch, targets=[[1.0]]), "targets"),
     ):
         for objective in (*BASES, NCR()):
             with pytest.raises(ValueError, match=words):
@@ -566,21 +541,19 @@ def test_threads_leave_the_precision_of_matrix_products_as_it_was():
 
 def test_labels_out_of_range_and_bad_targets_are_named():
     logits, features = rows()
-    with pytest.raises(ValueError, match="labels holds 4, but with 4 classes it must be 0 to 3"):
+    with pytest.raises(ValueError, match="labels"):
         one_hot(torch.tensor([0, 4]), 4)
-    for value, words in ((math.nan, "row 3 holds nan"), (-1.0, "row 3 holds -1.0")):
+    for value in (math.nan, -1.0):
         batch = batch_of(logits)
         batch.targets[3, 1] = value
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match="target"):
             call(NCR(), logits, features, batch)
 
 
 def test_too_many_neighbors_are_warned_of_once_and_all_are_used():
     logits, features = rows()
     _warn_of_few.cache_clear()
-    with pytest.warns(
-        UserWarning, match="k=50 neighbors were asked for, but there are only 12 other rows"
-    ):
+    with pytest.warns(UserWarning, match=r"^k=50"):
         loss = ncr(logits, features, k=50)
     assert_close(loss, ncr(logits, features, k=None))
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The fast version equals the plain one: values, gradients and what a short training makes of them."""
+"""The fast version equals the plain one: values, gradients and a short training."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def assert_equal(logits, features, indices, pool, *, dtype, **choices):
         {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-6}
     )
     for actual, expected in zip(fast, plain, strict=True):
-        # Half precision gradients are float32 gradients rounded once: off by one unit in the last place at most.
+        # Half precision gradients are float32 gradients rounded once: off by one last digit.
         assert_close(actual, expected, **(tolerance if wide else {"rtol": 2e-2, "atol": 1e-4}))
 
 

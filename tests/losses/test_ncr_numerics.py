@@ -47,7 +47,7 @@ def test_half_precision_is_computed_in_float32(dtype, variant, implementation):
 def test_gradients_of_the_fast_version_are_as_good_as_those_of_the_plain_one(
     spread, temperature, variant
 ):
-    """Where rows nearly agree, and where they disagree beyond measure, a careless order of terms loses all digits."""
+    """Rows that nearly agree or disagree strongly: a careless order of terms loses all digits."""
     logits, features = rows(200, 10, 16, spread=spread)
     choices = {"k": 10, "temperature": temperature, "variant": variant}
 
@@ -165,7 +165,7 @@ def test_negative_similarities_do_not_count(implementation):
 @IMPLEMENTATIONS
 @VARIANTS
 def test_self_is_masked_by_index_when_all_features_are_equal(variant, implementation):
-    """By rank a row would keep itself among equals: with a single neighbor left, only the other one may be it."""
+    """By rank, a row would keep itself among equals."""
     logits, _ = rows(8, seed=3)
     features = torch.ones(8, 4)
     everyone = ncr(
@@ -308,7 +308,7 @@ def test_float32_keeps_four_digits_of_any_confidence(spread, temperature, varian
 
 
 def reach(similarities, k):
-    """The smallest gap between the k-th and the next similarity of a row that has as many neighbors."""
+    """The smallest gap between the k-th and the next similarity of a row with so many."""
     if k is None or k >= similarities.shape[1]:
         return math.inf
     ordered = similarities.sort(dim=1, descending=True).values
@@ -387,7 +387,7 @@ COMMON = {
 
 
 @pytest.mark.filterwarnings("ignore:k=")
-@settings(max_examples=5500, **COMMON)
+@settings(max_examples=2000, **COMMON)
 @given(problem=problems())
 def test_any_batch_has_a_finite_loss_that_float64_confirms(problem):
     check(problem)
@@ -414,9 +414,7 @@ def test_the_gradient_of_the_fast_version_cannot_be_differentiated_silently():
 
 def test_torch_func_is_told_to_take_the_plain_version():
     logits, features = (tensor.detach() for tensor in rows())
-    with pytest.raises(
-        RuntimeError, match=r'^torch\.func cannot transform the fast version; take .*"plain"'
-    ):
+    with pytest.raises(RuntimeError, match=r'^torch\.func .*implementation="plain"'):
         torch.func.grad(lambda z: ncr(z, features, k=3))(logits)
     found = torch.func.grad(lambda z: ncr(z, features, k=3, implementation="plain"))(logits)
     (expected,) = torch.autograd.grad(ncr(logits.requires_grad_(), features, k=3), logits)

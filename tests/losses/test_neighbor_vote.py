@@ -1,4 +1,4 @@
-"""The method of the whole set against loops over single numbers, and what it does with labels that are wrong."""
+"""NeighborVote against loops over single numbers, and its treatment of wrong labels."""
 
 import math
 from dataclasses import replace
@@ -199,7 +199,7 @@ def test_labels_are_learned_as_they_are_until_it_starts():
 
 
 def clusters(wrong):
-    """Two far clusters of features whose labels are their cluster, but for the examples in `wrong`."""
+    """Two far clusters of features, labeled by cluster except for the examples in `wrong`."""
     truth = torch.arange(N) % 2
     given = truth.clone()
     given[wrong] = 1 - given[wrong]
@@ -210,7 +210,7 @@ def clusters(wrong):
 
 
 def believed(objective, wrong, logits):
-    """What becomes of the labels after two visits to all examples by a teacher that says `logits`."""
+    """The labels after two visits to all examples by a teacher with these `logits`."""
     truth, given, features = clusters(wrong)
     memory = objective.init_state(N, 2, 2)
     batch = Batch(
@@ -233,7 +233,7 @@ def test_a_label_that_its_neighbors_do_not_share_has_no_say_and_is_replaced_wher
     )
     assert torch.equal(labels.argmax(dim=1), truth)
     assert loss.terms["agreement"].item() == pytest.approx(1 - 3 / N, abs=0.02)
-    assert loss.terms["sure"] == 1
+    assert loss.terms["confident"] == 1
 
 
 @pytest.mark.parametrize(("sure", "num_replaced"), [(0.79, 1), (0.81, 0)])
@@ -254,7 +254,7 @@ def test_a_belief_is_that_of_the_network_and_of_its_neighbors_by_halves(sure, nu
     loss = objective(
         Outputs(torch.ones(1, 1), torch.zeros(1, 2)), batch, torch.tensor(9.0), memory, "neighbors"
     )
-    assert loss.terms["sure"] == num_replaced
+    assert loss.terms["confident"] == num_replaced
     assert torch.equal(
         memory["labels"][0], torch.tensor([1.0, 0.0] if num_replaced else [0.0, 1.0])
     )
@@ -338,7 +338,7 @@ def test_a_belief_that_is_not_sure_replaces_nothing():
         NeighborVote(k=10, start_epoch=0), wrong, lambda truth: 0.5 * one_hot(truth, 2)
     )
     assert torch.equal(labels, one_hot(given, 2))
-    assert loss.terms["sure"] == 0
+    assert loss.terms["confident"] == 0
 
 
 @pytest.mark.parametrize(
@@ -365,26 +365,20 @@ def test_what_needs_a_part_goes_with_it(
 
 def test_it_needs_a_teacher_and_a_stage_of_its_own():
     outputs, batch = make_batch()
-    with pytest.raises(
-        ValueError,
-        match=r"teacher=Outputs\(features, logits\) of averaged weights.*self_taught=True",
-    ):
+    with pytest.raises(ValueError, match=r"^teacher"):
         OBJECTIVE(outputs, replace(batch, teacher=None), torch.tensor(0.0), make_memory(), "labels")
     other = OBJECTIVE.init_state(N, C, D + 1)
-    message = rf"features \({len(batch.indices)}, {D}\) of the teacher must be {len(batch.indices)} rows of the {D + 1} that"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"^features of the teacher"):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), other, "labels")
     torch.testing.assert_close(other, OBJECTIVE.init_state(N, C, D + 1))
-    with pytest.raises(ValueError, match="finds no beliefs of 4 classes in its memory"):
+    with pytest.raises(ValueError, match=r"^state"):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), {}, "labels")
     outside = batch.indices.where(batch.indices != batch.indices[0], N)
-    with pytest.raises(
-        ValueError, match="index 30 is not among the 30 examples the memory was made for"
-    ):
+    with pytest.raises(ValueError, match=r"index\b.*30"):
         OBJECTIVE(
             outputs, replace(batch, indices=outside), torch.tensor(0.0), make_memory(), "labels"
         )
-    with pytest.raises(ValueError, match="phase='ncr'"):
+    with pytest.raises(ValueError, match=r"^phase"):
         OBJECTIVE(outputs, batch, torch.tensor(0.0), make_memory(), "ncr")
 
 

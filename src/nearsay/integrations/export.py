@@ -1,7 +1,8 @@
-"""A finished run as a model for other programs: safetensors, ONNX or torch.export, with a model card beside it.
+"""A finished run as a model for other programs: safetensors, ONNX or torch.export, and a card.
 
-ONNX and torch.export hold the whole way from raw input to logits: images go in as bytes, (B, 3, H, W) uint8, and are
-normalized inside, so that nobody can forget to. Safetensors hold weights alone; `config.json` says how to normalize.
+ONNX and torch.export hold everything from raw input to logits: images go in as bytes, (B, 3, H, W)
+uint8, and are normalized inside. Safetensors hold the weights alone; `config.json` says how to
+normalize.
 """
 
 import io
@@ -11,7 +12,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +27,7 @@ from nearsay.batch import Outputs, Predictions
 from nearsay.config import to_tree
 from nearsay.data.loader import MARGIN, Inputs, finish, num_workers, sweep
 from nearsay.errors import one_line
+from nearsay.integrations import import_library
 from nearsay.models import LinearHead, Timm
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.predict import (
@@ -47,29 +48,38 @@ FILES: dict[Format, str] = {
     "onnx": "model.onnx",
     "torch-export": "model.pt2",
 }
-_ROWS = 256  # that ONNX looks at in one go
-_TIMEOUT = 600.0  # seconds to wait for a process that decodes images
-_LARGEST = 8192  # pixels of the edge of an image that a file may ask for
-_FACTS = "nearsay"  # the name under which an ONNX file knows its classes
+# Rows that ONNX takes at once.
+_ROWS = 256
+# Seconds to wait for a process that decodes images.
+_TIMEOUT = 600.0
+# The largest edge of images, in pixels, that a file may ask for.
+_LARGEST = 8192
+# The name of the entry of an ONNX file that holds its classes.
+_FACTS = "nearsay"
 
 _USE: dict[Format, str] = {
-    "safetensors": "`model.safetensors` holds the weights and `config.json` the architecture, the classes and, for "
-    "images, the mean and standard deviation to normalize pixels in [0, 1] with.",
-    "onnx": "`model.onnx` takes `inputs` and gives `logits` and `features`, for any number of rows. Images go in as "
-    "raw bytes (B, 3, H, W) of uint8, RGB: they are normalized inside. `nearsay.integrations.export.predict_onnx` runs it.",
-    "torch-export": "`torch.export.load('model.pt2').module()` takes inputs and gives logits and features, for any "
-    "number of rows. Images go in as raw bytes (B, 3, H, W) of uint8, RGB: they are normalized inside.",
+    "safetensors": """\
+`model.safetensors` holds the weights and `config.json` the architecture, the classes and, for
+images, the mean and standard deviation to normalize pixels in [0, 1] with.""",
+    "onnx": """\
+`model.onnx` takes `inputs` and gives `logits` and `features`, for any number of rows. Images go in
+as raw bytes (B, 3, H, W) of uint8, RGB: they are normalized inside.
+`nearsay.integrations.export.predict_onnx` runs it.""",
+    "torch-export": """\
+`torch.export.load('model.pt2').module()` takes inputs and gives logits and features, for any number
+of rows. Images go in as raw bytes (B, 3, H, W) of uint8, RGB: they are normalized inside.""",
 }
 _LIMITS = """\
-- Examples that resemble each other were taken to share a class. Wrong labels that come in neighborhoods, where all
-  examples of a kind carry the same wrong label, are not outvoted but learned.
-- The probabilities are not calibrated: a confident answer can be confidently wrong.
-- What was common in the training data counts as right. Test on the groups that matter before relying on the average.
-- Labels of the training data need not have been checked, nor consent of people shown in it asked."""
+- Training assumed that examples that resemble each other share a class. If all similar examples
+  carry the same wrong label, that label is learned.
+- The probabilities are not calibrated: a confident answer can be wrong.
+- What was common in the training data counts as right. Test on the groups that matter before
+  relying on the average.
+- Neither the labels of the training data nor the consent of people shown in it were checked."""
 
 
 class _Deployed(nn.Module):
-    """From raw inputs to logits and features: what `Pass` does, as one module."""
+    """From raw inputs to logits and features, as one module."""
 
     def __init__(self, trained: Trained) -> None:
         super().__init__()
@@ -77,7 +87,10 @@ class _Deployed(nn.Module):
         self.normalize = trained.experiment.normalize
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, C) logits, of several networks the logarithm of their mean belief up to a constant; (B, D) features."""
+        """(B, C) logits and (B, D) features.
+
+        The logits of several networks are the logarithm of their mean prediction, up to a constant.
+        """
         ready = self._finished(inputs)
         answers: list[Outputs] = [network(ready) for network in self.networks]
         if len(answers) == 1:
@@ -89,29 +102,35 @@ class _Deployed(nn.Module):
         """As `finish` does it, but with a number of rows that tracing keeps free."""
         if self.normalize is None or inputs.ndim != 4:
             return finish(inputs, None)
-        return self.normalize.apply(
-            inputs, inputs.new_zeros((inputs.shape[0], 0), dtype=torch.float32)
-        )
+        no_draws = inputs.new_zeros((inputs.shape[0], 0), dtype=torch.float32)
+        return self.normalize.apply(inputs, no_draws)
 
 
 class _Signature(NamedTuple):
-    """What goes in: an example, and which of its axes may be of any length."""
+    """The inputs: an example, and the axes that may have any length."""
 
     example: Tensor
-    free: dict[int, Any]  # Any: torch's word for such an axis has no type
-    view: View | None  # what the networks have seen of images, None of features
+    free: dict[int, Any]
+    # How the networks were shown images; None for features.
+    view: View | None
 
 
 def export_run(folder: Path, target: Path, *, format: Format = "safetensors") -> Path:
-    """Write the model of a finished run into the folder `target`, with config.json and README.md; gives its path.
+    """Write the model of a finished run into a folder, and return the path of the model file.
 
-    RunError if the run is not finished, ImportError in one sentence if an extra is missing.
+    Raises RunError if the run is not finished and ImportError if an extra is missing.
+
+    Args:
+        folder: the run.
+        target: the folder for the model, config.json and README.md (the model card).
+        format: "safetensors", "onnx" or "torch-export".
     """
     if format not in FILES:
-        raise ValueError(f"format={format!r} must be one of {', '.join(map(repr, FILES))}")
+        raise ValueError(f"format must be one of {', '.join(FILES)}, got {format!r}.")
     _check_target(target, format)
     if format == "onnx":
-        _import("onnxscript")  # before anything is read
+        # Before the run is read.
+        import_library("onnxscript", "export")
     trained = open_trained(folder)
     signature = _signature(trained)
     facts, card = _facts(trained, signature), _card(trained, read_result(folder), format).encode()
@@ -121,9 +140,8 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
     else:
         content = _program(trained, signature, facts, format)
     target.mkdir(parents=True, exist_ok=True)
-    (target / "README.md").unlink(
-        missing_ok=True
-    )  # whoever is killed now leaves none that seems changed by hand
+    # If the process is killed now, no card is left that seems to have been edited by hand.
+    (target / "README.md").unlink(missing_ok=True)
     write_whole(target / "config.json", _json(facts).encode() + b"\n")
     write_whole(target / "README.md", card)
     write_whole(target / FILES[format], content)
@@ -131,69 +149,74 @@ def export_run(folder: Path, target: Path, *, format: Format = "safetensors") ->
 
 
 def predict_onnx(path: Path, inputs: Inputs) -> Predicted:
-    """What an exported ONNX file, or the folder it is in, says of raw images or features."""
+    """The predictions of an exported ONNX file for raw images or features.
+
+    Args:
+        path: the file, or the folder of the export.
+        inputs: (N, 3, H, W) uint8 images, image files, or (N, D) float32 features.
+    """
     session = _session(path)
-    facts, wants_images = _read_facts(session, path), len(session.get_inputs()[0].shape) == 4
-    size, num_classes = facts["image_size"], len(facts["label_names"])
-    are_images = not isinstance(inputs, Tensor) or inputs.ndim == 4
-    if are_images != wants_images:
-        kinds = ("features", "images")
-        raise ValueError(
-            f"{kinds[are_images]} do not fit: {path} was trained on {kinds[wants_images]}; give those"
-        )
-    if isinstance(inputs, Tensor) and inputs.dtype != (
-        wanted := torch.uint8 if wants_images else torch.float32
-    ):
-        raise ValueError(f"inputs of {inputs.dtype} must be {wanted}, as they were for training")
-    if not len(inputs):
-        raise ValueError("there are 0 examples to look at; give at least one")
-    if not isinstance(inputs, Tensor) and size is None:
-        raise ValueError(
-            f"{path} was trained on arrays that are not square, which images on disk become; give arrays"
-        )
-    pieces: list[Predictions] = []
+    facts = _read_facts(session, path)
+    size = facts["image_size"]
+    _check_inputs(session, path, inputs, size)
+    features, logits, examples = [], [], []
     unreadable: dict[int, str] = {}
-    workers = num_workers(inputs, None)
     with sweep(
         inputs,
         size=size or 0,
         margin=_margin(facts),
         batch_size=_ROWS,
-        workers=workers,
+        workers=num_workers(inputs, None),
         timeout=_TIMEOUT,
         pin=False,
     ) as batches:
         for indices, rows, problems in batches:
             assert rows is not None
             unreadable.update(problems)
-            try:
-                logits, features = session.run(
-                    ["logits", "features"], {"inputs": np.ascontiguousarray(rows.numpy())}
-                )
-            except (
-                Exception
-            ) as error:  # onnxruntime has a class of error for each cause, and none in common
-                raise ValueError(
-                    f"inputs {tuple(rows.shape)} do not fit {path}: {one_line(error)}"
-                ) from error
-            if (
-                logits.shape != (len(rows), num_classes)
-                or len(features) != len(rows)
-                or not np.isfinite(logits).all()
-            ):
-                told = f"finite ones of {(len(rows), num_classes)} should be"
-                raise ValueError(
-                    f"{path} gives logits {logits.shape} where {told}; export the run again"
-                )
-            kept = indices >= 0
-            pieces.append(
-                Predictions(
-                    torch.from_numpy(features)[kept], torch.from_numpy(logits)[kept], indices[kept]
-                )
-            )
-    return Predicted(
-        Predictions(*(torch.cat(parts) for parts in zip(*pieces, strict=True))), unreadable
-    )
+            outputs = _run(session, path, rows, len(facts["label_names"]))
+            is_kept = indices >= 0
+            features.append(outputs.features[is_kept])
+            logits.append(outputs.logits[is_kept])
+            examples.append(indices[is_kept])
+    predictions = Predictions(torch.cat(features), torch.cat(logits), torch.cat(examples))
+    return Predicted(predictions, unreadable)
+
+
+def _check_inputs(session: Any, path: Path, inputs: Inputs, size: int | None) -> None:
+    wants_images = len(session.get_inputs()[0].shape) == 4
+    expected, dtype = ("images", torch.uint8) if wants_images else ("features", torch.float32)
+    are_images = not isinstance(inputs, Tensor) or inputs.ndim == 4
+    if are_images != wants_images:
+        raise ValueError(f"inputs must be {expected}, because {path} was trained on them.")
+    if isinstance(inputs, Tensor) and inputs.dtype != dtype:
+        raise ValueError(f"inputs must be {dtype} as in training, got {inputs.dtype}.")
+    if not len(inputs):
+        raise ValueError("inputs must hold at least one example, got 0.")
+    if not isinstance(inputs, Tensor) and size is None:
+        raise ValueError(
+            f"inputs must be arrays: {path} was trained on images that are not square, "
+            "and image files become squares."
+        )
+
+
+def _run(session: Any, path: Path, rows: Tensor, num_classes: int) -> Outputs:
+    """The outputs of the file for one batch."""
+    try:
+        logits, features = session.run(
+            ["logits", "features"], {"inputs": np.ascontiguousarray(rows.numpy())}
+        )
+    # onnxruntime has a class of error for each cause, and no common one.
+    except Exception as error:
+        raise ValueError(
+            f"inputs must fit {path}, got {tuple(rows.shape)}: {one_line(error)}"
+        ) from error
+    is_whole = logits.shape == (len(rows), num_classes) and len(features) == len(rows)
+    if not is_whole or not np.isfinite(logits).all():
+        raise ValueError(
+            f"logits of {path} must be {(len(rows), num_classes)} finite numbers, "
+            f"got {logits.shape}. Export the run again."
+        )
+    return Outputs(torch.from_numpy(features), torch.from_numpy(logits))
 
 
 def read_onnx_classes(path: Path) -> tuple[str, ...]:
@@ -202,39 +225,32 @@ def read_onnx_classes(path: Path) -> tuple[str, ...]:
 
 
 def _check_target(target: Path, format: Format) -> None:
-    """Refuse a folder in which something that is not an earlier export would be replaced."""
+    """Refuse a folder in which files that are no earlier export would be replaced."""
     if (target / "experiment.json").exists():
-        raise ValueError(
-            f"{target} is a run folder, whose own model would be replaced; choose another folder"
-        )
+        raise ValueError(f"target must not be a run folder, got {target}. Choose another folder.")
     there = next(path for path in (target, *target.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise ValueError(
-            f"{target} cannot be a folder, as {there} is a file; choose another folder"
-        )
-    taken = [
-        name for name in ("config.json", "README.md", FILES[format]) if (target / name).exists()
-    ]
+        raise ValueError(f"target must be a folder, but {there} is a file. Choose another folder.")
+    names = ("config.json", "README.md", FILES[format])
+    taken = [target / name for name in names if (target / name).exists()]
     library, card = _library(target / "config.json"), target / "README.md"
     if taken and not library:
         raise ValueError(
-            f"{target / taken[0]} is not of nearsay and would be replaced; choose an empty folder"
+            f"target must not hold {taken[0]}, which nearsay did not write. Choose an empty folder."
         )
-    if (
-        "card" in library
-        and card.exists()
-        and sha256(card.read_bytes()).hexdigest() != library["card"]
-    ):
+    has_card = "card" in library and card.exists()
+    if has_card and sha256(card.read_bytes()).hexdigest() != library["card"]:
         raise ValueError(
-            f"{card} was changed after its export and would be replaced; move it, or choose a new folder"
+            f"target must not hold {card}, which was edited after its export. "
+            "Move it, or choose another folder."
         )
 
 
 def _library(path: Path) -> dict[str, Any]:
-    """What a config.json that an export has written says of itself; nothing if it is none."""
+    """The entry "library" of a config.json that an export has written; otherwise empty."""
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())["library"]
-        return found if found["name"] == "nearsay" else {}
+        library: dict[str, Any] = json.loads(path.read_bytes())["library"]
+        return library if library["name"] == "nearsay" else {}
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return {}
 
@@ -244,7 +260,7 @@ def _signature(trained: Trained) -> _Signature:
     if not trained.wants_images:
         return _Signature(torch.zeros(2, num_inputs), {0: Dim.DYNAMIC}, None)
     view = find_view(trained.experiment, trained.origin)
-    # Networks of timm may know the places of an image; ours take the mean over them, whatever their number.
+    # Networks of timm may need a fixed size; ours take the mean over all places of an image.
     is_fixed = isinstance(trained.experiment.backbone, Timm)
     free = {0: Dim.DYNAMIC} if is_fixed else {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     edges = (view.height, view.width) if is_fixed else (48, 48)
@@ -254,8 +270,9 @@ def _signature(trained: Trained) -> _Signature:
 def _program(
     trained: Trained, signature: _Signature, facts: Mapping[str, Any], format: Format
 ) -> bytes:
-    """The whole way from raw inputs to logits, as one file."""
-    # Or torch would treat an axis of length 1 as special, and refuse images so small that one place is left at the end.
+    """Everything from raw inputs to logits, as one file."""
+    # Otherwise torch would treat an axis of length 1 as special, and refuse images so small that a
+    # single place is left at the end.
     with torch.no_grad(), shape_choices.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = torch.export.export(
             _Deployed(trained).eval(),
@@ -267,9 +284,8 @@ def _program(
         file = io.BytesIO()
         torch.export.save(program, file, extra_files={"config.json": _json(facts)})
         return file.getvalue()
-    with (
-        ExitStack() as quiet
-    ):  # torch tells its own developers of libraries that it could use, and of its old words
+    # torch logs what concerns only its developers.
+    with ExitStack() as quiet:
         logger = logging.getLogger("torch.onnx")
         quiet.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)
@@ -290,29 +306,28 @@ def _program(
 
 
 def _named_weights(trained: Trained) -> dict[str, Tensor]:
-    """By the names of timm where that has the network, by those of the run elsewhere."""
+    """The weights by the names of timm if the network is its, else by those of the run."""
     packed = pack_networks(trained.networks)
     classifier = _timm_classifier(trained)
     if classifier is None:
         return packed
-    named = {
-        name.removeprefix("body."): tensor
-        for name, tensor in packed.items()
-        if name.startswith("body.")
-    }
-    return named | {f"{classifier}.{part}": packed[f"fc.{part}"] for part in ("weight", "bias")}
+    named = {}
+    for name, tensor in packed.items():
+        if name.startswith("body."):
+            named[name.removeprefix("body.")] = tensor
+    for part in ("weight", "bias"):
+        named[f"{classifier}.{part}"] = packed[f"fc.{part}"]
+    return named
 
 
 def _timm_classifier(trained: Trained) -> str | None:
-    """What timm calls the classifier, if its network with its kind of classifier is what was trained."""
+    """The name of the classifier in timm, if the run trained one such network of timm."""
     backbone = trained.experiment.backbone
-    if (
-        not isinstance(backbone, Timm)
-        or not isinstance(backbone.head, LinearHead)
-        or len(trained.networks) > 1
-    ):
+    if not isinstance(backbone, Timm) or not isinstance(backbone.head, LinearHead):
         return None
-    body: Any = trained.networks[0].body  # Any: a network of timm
+    if len(trained.networks) > 1:
+        return None
+    body: Any = trained.networks[0].body
     name = getattr(body, "pretrained_cfg", {}).get("classifier")
     return name if isinstance(name, str) else None
 
@@ -336,9 +351,8 @@ def _facts(trained: Trained, signature: _Signature) -> dict[str, Any]:
         "networks": len(trained.networks),
     }
     if (view := signature.view) is not None:
-        facts["image_size"] = (
-            view.height if view.height == view.width else None
-        )  # files become squares
+        # Image files become squares.
+        facts["image_size"] = view.height if view.height == view.width else None
         normalize = experiment.normalize if isinstance(experiment.normalize, Normalize) else None
         facts["pretrained_cfg"] = {
             "input_size": [signature.example.shape[1], view.height, view.width],
@@ -354,54 +368,55 @@ def _facts(trained: Trained, signature: _Signature) -> dict[str, Any]:
 
 
 def _card(trained: Trained, result: Mapping[str, Any] | None, format: Format) -> str:
-    """The model card; what users named stands in it only inside JSON, where it cannot be mistaken for markup."""
+    """The model card. Names that users chose stand in it only as JSON, so they are never markup."""
     experiment, labels = trained.experiment, trained.labels
-    choices = {
-        name: _without_folders(to_tree(getattr(experiment, name)))
-        for name in ("noise", "objective", "backbone")
-    }
-    recipe = _without_folders(str(trained.origin["recipe"]))  # one of a user's own is a path
-    learned = {
-        "recipe": recipe,
+    # The recipe of a user is a path.
+    method = {
+        "recipe": _without_folders(str(trained.origin["recipe"])),
         "epochs": experiment.epochs,
         "networks": experiment.networks,
-        **choices,
     }
+    for name in ("noise", "objective", "backbone"):
+        method[name] = _without_folders(to_tree(getattr(experiment, name)))
+    is_of_timm = _timm_classifier(trained) and format == "safetensors"
+    task = "image-classification" if trained.wants_images else "tabular-classification"
     header = [
         "---",
-        f"library_name: {'timm' if _timm_classifier(trained) and format == 'safetensors' else 'nearsay'}",
-        f"pipeline_tag: {'image-classification' if trained.wants_images else 'tabular-classification'}",
+        f"library_name: {'timm' if is_of_timm else 'nearsay'}",
+        f"pipeline_tag: {task}",
         "tags: [noisy-labels, neighbor-consistency]",
         "---",
         "# Model card",
         "",
-        f"A classifier of {len(labels.classes)} classes, trained on noisy labels by nearsay {__version__}.",
+        f"A classifier of {len(labels.classes)} classes, trained on noisy labels by nearsay "
+        f"{__version__}.",
         "",
     ]
     sections = {
         "Use": [_USE[format]],
         "Data and noise": [_data_sentence(trained, result)],
         "Accuracy": _accuracy_lines(trained, result),
-        "Method": _fenced(learned),
+        "Method": _fenced(method),
         "Limits": [_LIMITS],
         "Classes": _fenced(list(labels.classes)),
     }
-    body = [line for title, lines in sections.items() for line in (f"## {title}", "", *lines, "")]
+    body = []
+    for title, lines in sections.items():
+        body += [f"## {title}", "", *lines, ""]
     return "\n".join([*header, *body])
 
 
 def _data_sentence(trained: Trained, result: Mapping[str, Any] | None) -> str:
-    known = (result or {}).get("labels", {})
-    num = known.get("num_examples", len(trained.labels.given))
-    requested, effective = known.get("requested_rate"), known.get("effective_rate")
+    labels = (result or {}).get("labels", {})
+    num = labels.get("num_examples", len(trained.labels.given))
+    requested, effective = labels.get("requested_rate"), labels.get("effective_rate")
     parts = [f"{num} training examples"]
     if requested is not None:
         parts.append(f"label noise of {requested:.1%} was added on purpose")
-    parts.append(
-        "the share of wrong labels is unknown"
-        if effective is None
-        else f"{effective:.1%} of labels are wrong"
-    )
+    if effective is None:
+        parts.append("the share of wrong labels is unknown")
+    else:
+        parts.append(f"{effective:.1%} of labels are wrong")
     return f"{'; '.join(parts)}."
 
 
@@ -409,56 +424,53 @@ def _accuracy_lines(trained: Trained, result: Mapping[str, Any] | None) -> list[
     accuracy = (result or {}).get("accuracy") or {}
     if not accuracy:
         return ["No accuracy was recorded."]
-    rows = [
-        f"| {name} | {each['final']:.4f} | {each['last_10']:.4f} |"
-        for name, each in accuracy.items()
-    ]
+    lines = ["| split | final epoch | mean of the last ten at most |", "|---|---|---|"]
+    for name, values in accuracy.items():
+        lines.append(f"| {name} | {values['final']:.4f} | {values['last_10']:.4f} |")
     in_doubt = are_in_doubt("validation", trained.experiment.validation_labels, trained.labels)
-    doubt = (
-        "Validation is judged by labels that may be as wrong as those that were learned, or cleaned as they were: "
-        "judge the model by labels that you trust."
-    )
-    told = ["", doubt] if "validation" in accuracy and in_doubt else []
-    return ["| split | final epoch | mean of the last ten at most |", "|---|---|---|", *rows, *told]
+    if "validation" in accuracy and in_doubt:
+        lines += [
+            "",
+            "The validation labels may be as wrong as the training labels, or were cleaned as they "
+            "were. Evaluate the model on labels that you trust.",
+        ]
+    return lines
 
 
-def _without_folders(tree: Any) -> Any:  # Any: what JSON can hold
-    """The tree with the last part alone of every path: where files lie is not for a published model."""
+def _without_folders(tree: Any) -> Any:
+    """The tree with only the last part of every path: folders are not for a published model."""
     if isinstance(tree, Mapping):
-        return {name: _without_folders(each) for name, each in tree.items()}
+        return {name: _without_folders(value) for name, value in tree.items()}
     if isinstance(tree, list):
-        return [_without_folders(each) for each in tree]
+        return [_without_folders(value) for value in tree]
     return PurePath(tree).name if isinstance(tree, str) else tree
 
 
-def _fenced(value: Any) -> list[str]:  # Any: what JSON can hold
-    """JSON in a block of code, which no line of it can end: none starts with a fence."""
+def _fenced(value: Any) -> list[str]:
+    """JSON in a block of code. No line of it starts with a fence, so none ends the block."""
     return ["```json", *_json(value).split("\n"), "```"]
 
 
-def _json(value: Any) -> str:  # Any: what JSON can hold
+def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _session(path: Path) -> Any:  # Any: onnxruntime may be missing
-    runtime = _import("onnxruntime")
+def _session(path: Path) -> Any:
+    runtime = import_library("onnxruntime", "export")
     file = path / FILES["onnx"] if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"there is no file {file}; nearsay export with format onnx makes one")
+        raise ValueError(f"{file} must be a file. Use nearsay export with format=onnx.")
     try:
         return runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    except (
-        Exception
-    ) as error:  # onnxruntime has a class of error for each cause, and none in common
-        raise ValueError(f"{file} is no ONNX file that can be run: {one_line(error)}") from error
+    # onnxruntime has a class of error for each cause, and no common one.
+    except Exception as error:
+        raise ValueError(f"{file} must be an ONNX file that runs: {one_line(error)}") from error
 
 
 def _read_facts(session: Any, path: Path) -> Mapping[str, Any]:
     written = session.get_modelmeta().custom_metadata_map.get(_FACTS)
     if written is None:
-        raise ValueError(
-            f"{path} was not exported by nearsay, so its classes are unknown; export the run again"
-        )
+        raise ValueError(f"{path} must be an export of nearsay. Export the run again.")
     try:
         facts = json.loads(written)
         names, size = facts["label_names"], facts["image_size"]
@@ -469,17 +481,10 @@ def _read_facts(session: Any, path: Path) -> Mapping[str, Any]:
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         is_whole = False
     if not is_whole:
-        raise ValueError(f"{path} does not say what its classes are; export the run again")
+        raise ValueError(f"{path} must hold its classes and image size. Export the run again.")
     return dict(facts)
 
 
 def _margin(facts: Mapping[str, Any]) -> float:
-    """How much is looked at of the shorter side of an image; older files do not say."""
+    """The share of the shorter side of an image that is shown; older files have no such entry."""
     return float(facts.get("pretrained_cfg", {}).get("crop_pct", MARGIN))
-
-
-def _import(name: str) -> Any:  # Any: the library may be missing
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise ImportError('ONNX needs an extra; pip install ".[export]" in the clone') from error

@@ -1,8 +1,9 @@
-"""NCRClassifier: learning from noisy labels on embeddings or tables, by the contract of scikit-learn.
+"""NCRClassifier: learning from noisy labels on embeddings or tables, as a scikit-learn estimator.
 
-Everything stays in memory: a fit is a few hundred calls of the same `Step` that trains images. Rows that are equal in
-features and label are one row with the sum of their weights, and rows are put in an order of their own before any is
-drawn; so a weight of 2 is the same as writing the row twice, to the bit, and the order of the rows does not matter.
+A fit is a few hundred calls of the same `Step` that trains images, with all rows in memory. Rows
+with equal features and label are merged into one row with the sum of their weights, and rows are
+sorted before any is drawn. So a weight of 2 is bit for bit the same as writing the row twice, and
+the order of the rows does not matter.
 """
 
 from collections.abc import Mapping
@@ -24,29 +25,33 @@ from nearsay.batch import Batch, Labels, Loss, Objective, Outputs, Split
 from nearsay.data.loader import Order, Rows
 from nearsay.experiment import Experiment, Machine
 from nearsay.label_issues.inputs import is_missing
-from nearsay.losses import NCR
+from nearsay.losses import NCR, as_objective
 from nearsay.models import MLP, Linear
 from nearsay.neighbors import Identity, nearest, normalize
 from nearsay.optim import AdamW, Cosine
 from nearsay.training.step import Setting, Step, make_learners
 from nearsay.validation import check_number, check_whole
 
-_MOST_KEYS = 8192  # rows among which the neighbors for `label_quality_` are found: enough, and quick with any number
-_CHUNK = 4096  # rows that are predicted in one go
-_FEWEST_BATCHES = 4  # of an epoch, or a small table would see too few steps
+# Rows among which the neighbors for `label_quality_` are searched, so that it stays fast.
+_MOST_KEYS = 8192
+# Rows that are predicted at once.
+_CHUNK = 4096
+# Batches of an epoch: with fewer, a small table would see too few steps.
+_FEWEST_BATCHES = 4
 
 
-class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Neighbor Consistency Regularization for features: a classifier that wrong labels mislead less.
+class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Neighbor Consistency Regularization for features: a classifier for noisy labels.
 
-    Predictions are pulled toward those of the nearest rows of the batch, so that a label which its neighborhood
-    contradicts is not learned by heart. After `fit`, `label_quality_` tells which labels to distrust.
+    Predictions are pulled toward those of the nearest rows of the batch. So a label that
+    contradicts its neighbors is not memorized. After `fit`, `label_quality_` says which labels to
+    distrust.
 
     Parameters
     ----------
     hidden : tuple of int, default=(256,)
-        Widths of the hidden layers; ``()`` is a linear classifier, whose neighbors are found among the features as
-        they are given. Scale features for it, for instance by a ``StandardScaler``.
+        Widths of the hidden layers. ``()`` is a linear classifier: neighbors are searched among the
+        features themselves, so scale them, for instance by a ``StandardScaler``.
     alpha : float, default=0.9
         Weight of the neighbors against the labels, from 0 (labels alone) to 1.
     k : int, default=10
@@ -54,34 +59,36 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
     epochs : float, default=20
         Passes through the rows.
     batch_size : int, default=512
-        Most rows of a step, among which the neighbors are found. A small table is cut into four batches, as long as
-        each has 32 rows and room for the neighbors.
+        Most rows of a step, among which neighbors are searched. A small table is cut into four
+        batches, as long as each has 32 rows and room for the neighbors.
     learning_rate : float, default=0.005
-        Rate of AdamW at its highest; it falls to 0 by half a cosine.
+        Highest rate of AdamW; it falls to 0 by half a cosine.
     objective : Objective or None, default=None
-        Any objective of nearsay for one view, such as ``ELR()``, in place of ``NCR(alpha=alpha, k=k)``.
+        Another loss instead of ``NCR(alpha=alpha, k=k)``: one of `nearsay.losses` for one view,
+        such as ``ELR()``, or a function of (logits, targets) that returns one loss per row.
     unlabeled : object, default=None
-        The value in `y` that marks rows without a label; they take part as neighbors. None means that there are no
-        such rows: every value is a class, also -1.
+        The value in `y` of rows without a label; they take part as neighbors. None means that every
+        value is a class, also -1.
     random_state : int, RandomState instance or None, default=None
-        Makes weights and batches; with an int, every fit on the same data gives the same result.
+        Seed of weights and batches. With an int, a fit on the same data gives the same result.
     device : str, default="cpu"
-        Where to train: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one. Predictions are made on the CPU.
+        Where to train: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one. Predictions
+        are made on the CPU.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
         The values of `y` that are labels.
     label_quality_ : ndarray of shape (n_samples,)
-        For each row that was given to `fit` how well its label fits, in [0, 1]; low is suspicious. The mean of two:
-        the probability of the label, and the share of the nearest rows that have it. NaN for rows without a label or
-        of weight 0.
+        How well the label of each row of `fit` fits, in [0, 1]; low is suspicious. The mean of the
+        probability of the label and the share of the nearest rows that have it. NaN for rows
+        without a label or of weight 0.
     n_features_in_ : int
-        Number of features seen by `fit`.
+        Number of features in `fit`.
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the features, where `X` had names that are strings.
     network_ : torch.nn.Module
-        The trained network in float64, so that what it says of a row does not depend on the rows beside it.
+        The trained network, in float64, so the outputs of a row do not depend on other rows.
 
     Examples
     --------
@@ -105,7 +112,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         learning_rate: float = 5e-3,
         objective: Objective | None = None,
         unlabeled: object = None,
-        random_state: Any = None,  # Any: what scikit-learn takes for one
+        random_state: Any = None,
         device: str = "cpu",
     ) -> None:
         self.hidden = hidden
@@ -120,7 +127,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         self.device = device
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn from rows and their labels, some of which may be wrong.
+        """Learn from rows and labels, some of which may be wrong.
 
         Parameters
         ----------
@@ -129,7 +136,7 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         y : array-like of shape (n_samples,)
             Labels of any one type; those equal to `unlabeled` are none.
         sample_weight : array-like of shape (n_samples,), default=None
-            Weights of the labels. A row of weight 0 is left out, and one of weight 2 is as good as two rows.
+            Weights of the labels. A row of weight 0 is left out, one of weight 2 counts twice.
 
         Returns
         -------
@@ -137,9 +144,8 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
             The fitted estimator.
         """
         _refuse_missing(y)
-        values, labels = validate_data(
-            self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2
-        )
+        floats = (np.float64, np.float32)
+        values, labels = validate_data(self, X, y, dtype=floats, ensure_min_samples=2)
         weights = _check_sample_weight(
             sample_weight, values, dtype=np.float64, ensure_non_negative=True
         )
@@ -148,16 +154,14 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         table, places = _merged(_as_float32(values[is_kept]), codes[is_kept], weights[is_kept])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         experiment = self._experiment(table, seed)
-        there, here = (
-            torch.autocast(each, enabled=False)
-            for each in (experiment.machine.find_device().type, "cpu")
-        )
+        device = experiment.machine.find_device().type
+        # Whatever modes the caller has switched on in torch must not change the result.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            there,
-            here,
-        ):  # as if nothing was switched
+            torch.autocast(device, enabled=False),
+            torch.autocast("cpu", enabled=False),
+        ):
             network = _train(experiment).cpu()
             quality = _label_quality(network, table, k=self.k, seed=seed)
             network = network.double()
@@ -204,23 +208,17 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return labels
 
     def _experiment(self, table: "_Table", seed: int) -> Experiment:
-        """All choices as the one value that a step takes; what is wrong with a parameter is said here."""
+        """All parameters as the value that a step takes; wrong parameters raise here."""
         k = check_whole("k", self.k, 1)
-        batch_size = check_whole(
-            "batch_size", self.batch_size, 2, cure="; a row alone has no neighbor"
-        )
+        batch_size = check_whole("batch_size", self.batch_size, 2)
         batch_size = _even_size(len(table.inputs), batch_size, fewest=max(32, 2 * k))
-        objective = self.objective
-        if objective is None:
-            objective = NCR(alpha=_plain(self.alpha), k=min(k, batch_size - 1))
-        if isinstance(objective, type) or not callable(getattr(objective, "phase", None)):
-            raise ValueError(
-                f"objective={objective!r} must be None or an objective of nearsay, such as ELR()"
-            )
+        if self.objective is None:
+            objective: Objective = NCR(alpha=_plain(self.alpha), k=min(k, batch_size - 1))
+        else:
+            objective = as_objective(self.objective)
         epochs = check_number("epochs", _plain(self.epochs), 0.001, 1e6)
-        labels = Labels(
-            torch.from_numpy(table.codes), None, tuple(map(str, range(len(self.classes_))))
-        )
+        names = tuple(map(str, range(len(self.classes_))))
+        labels = Labels(torch.from_numpy(table.codes), None, names)
         machine = Machine(device=self.device, precision="float32")
         weights = torch.from_numpy(table.weights).to(machine.find_device(), torch.float32)
         return Experiment(
@@ -240,21 +238,23 @@ class NCRClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
 def _backbone(hidden: object) -> MLP | Linear:
     if not isinstance(hidden, tuple | list):
         raise ValueError(
-            f"hidden={hidden!r} must be a tuple of widths, such as (256,), or () for a linear classifier"
+            "hidden must be a tuple of widths such as (256,), or () for a linear classifier, "
+            f"got {hidden!r}."
         )
-    widths = tuple(check_whole("a width of hidden", width, 1) for width in hidden)
+    widths = tuple(check_whole("hidden", width, 1) for width in hidden)
     return MLP(hidden=widths) if widths else Linear()
 
 
 def _even_size(num_rows: int, most: int, *, fewest: int) -> int:
     """The size of batches that leave out less than one row for each of them."""
     size = min(most, max(fewest, num_rows // _FEWEST_BATCHES))
-    num_batches = max(1, min(-(-num_rows // size), num_rows // 2))  # two rows at least
+    # A batch has two rows at least.
+    num_batches = max(1, min(-(-num_rows // size), num_rows // 2))
     return num_rows // num_batches
 
 
-def _plain(value: Any) -> Any:  # Any: whatever a user gives is refused later, by name
-    """A number of numpy, as searches over parameters draw them, as one of Python."""
+def _plain(value: Any) -> Any:
+    """A number of numpy, which searches over parameters draw, as one of Python."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -268,18 +268,17 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Memory:
-    """A data set that is there already."""
+    """A data set in memory."""
 
     split: Split
 
     def open(self, split: str) -> Split:
-        """The rows to train on, whatever they are called."""
         return self.split
 
 
 @dataclass(frozen=True, eq=False)
 class _Weighted:
-    """An objective that takes each label for as much as its weight says."""
+    """An objective with a weight for the label of each example."""
 
     base: Objective
     weights: Tensor  # (N,) for each example, where the network is
@@ -287,11 +286,9 @@ class _Weighted:
     def init_state(
         self, num_examples: int, num_classes: int, num_features: int
     ) -> dict[str, Tensor]:
-        """That of the base."""
         return self.base.init_state(num_examples, num_classes, num_features)
 
     def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
-        """That of the base."""
         return self.base.phase(epoch, state)
 
     def __call__(
@@ -302,49 +299,48 @@ class _Weighted:
         state: Mapping[str, Tensor],
         phase: str,
     ) -> Loss:
-        """The sum of a target row is the weight of its label."""
+        # The sum of a target row is the weight of its label.
         targets = batch.targets * self.weights[batch.indices, None]
         return self.base(outputs, replace(batch, targets=targets), epoch, state, phase)
 
 
 def _refuse_missing(labels: ArrayLike) -> None:
-    """Say what to do about a missing label, which scikit-learn would fail to sort; anything else is left to it."""
-    cells = np.asarray(
-        labels, dtype=None if hasattr(labels, "__array__") else object
-    )  # or NaN among names is "nan"
-    known = cells.tolist() if cells.ndim == 1 and cells.dtype.kind in "fO" else []
-    for row, label in enumerate(known):
+    """Refuse None and NaN among the labels, which scikit-learn would fail to sort."""
+    # As objects, because numpy would turn NaN among names into the name "nan".
+    cells = np.asarray(labels, dtype=None if hasattr(labels, "__array__") else object)
+    if cells.ndim != 1 or cells.dtype.kind not in "fO":
+        return
+    values = cells.tolist()
+    for row, label in enumerate(values):
         if is_missing(label):
-            other = (
-                "?" if any(isinstance(each, str) for each in known) else -1
-            )  # among names, -1 would become one
+            # Among names, -1 would become the name "-1".
+            has_names = any(isinstance(value, str) for value in values)
+            mark = "?" if has_names else -1
             raise ValueError(
-                f"label {label!r} of row {row} is missing; give rows without a label a value of their own that "
-                f"unlabeled= names, as in unlabeled={other!r}, or leave them out"
+                f"label must not be missing, got {label!r} in row {row}. "
+                f"Mark rows without a label, as in unlabeled={mark!r}, or leave them out."
             )
 
 
 def _encoded(
     labels: NDArray[Any], weights: NDArray[np.float64], unlabeled: object
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Places of the labels in the sorted classes, −1 where there is none, and the classes themselves."""
+    """Places of the labels in the sorted classes, −1 without a label, and the classes."""
     has_label = np.ones(len(labels), dtype=bool)
     if unlabeled is not None:
         if np.ndim(unlabeled):  # type: ignore[arg-type]
-            raise ValueError(f"unlabeled={unlabeled!r} must be one value, which no class has")
-        has_label = np.array(
-            [bool(label != unlabeled) for label in labels]
-        )  # one by one: types may differ
+            raise ValueError(f"unlabeled must be one value, got {unlabeled!r}.")
+        # One by one, because the types may differ.
+        has_label = np.array([bool(label != unlabeled) for label in labels])
+        # numpy turns numbers among names into names, which `unlabeled` then no longer equals.
         alike = [label for label in labels[has_label].tolist() if str(label) == str(unlabeled)]
-        if alike:  # numpy makes names of the numbers that stand among names
-            raise ValueError(
-                f"unlabeled={unlabeled!r} is not the {alike[0]!r} in y; give unlabeled={alike[0]!r}"
-            )
+        if alike:
+            raise ValueError(f"unlabeled must be {alike[0]!r} as it is in y, got {unlabeled!r}.")
     is_learned = has_label & (weights > 0)
     if not is_learned.any():
         raise ValueError(
-            f"none of {len(labels)} rows has a class to learn: with unlabeled={unlabeled!r}, {int(has_label.sum())} "
-            "have a label, and a label needs a weight above 0"
+            f"y must have a label with a weight above 0, got {int(has_label.sum())} labels in "
+            f"{len(labels)} rows with unlabeled={unlabeled!r}."
         )
     check_classification_targets(labels[is_learned])
     classes, places = np.unique(labels[is_learned], return_inverse=True)
@@ -354,12 +350,13 @@ def _encoded(
 
 
 def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """In the precision of training, where too large a number must not become infinite unseen."""
+    """In the precision of training; numbers that would become infinite are refused."""
     with np.errstate(over="ignore"):
-        rows = np.asarray(values, dtype=np.float32) + np.float32(0)  # −0 becomes 0, which it equals
+        # −0 becomes 0: equal rows must have equal bits.
+        rows = np.asarray(values, dtype=np.float32) + np.float32(0)
     if not np.isfinite(rows).all():
         raise ValueError(
-            f"X holds {np.abs(values).max():g}, which is too large for float32; scale the features first"
+            f"X must fit into float32, got {np.abs(values).max():g}. Scale the features."
         )
     return rows
 
@@ -367,22 +364,23 @@ def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
 def _merged(
     inputs: NDArray[np.float32], codes: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> tuple[_Table, NDArray[np.int64]]:
-    """Equal rows as one, in an order that depends on what they are alone; and where each row went."""
+    """Equal rows merged, sorted by their content alone; and the place of each row in the table."""
+    # A row and its label as one string of bytes, which np.unique can sort and compare.
     bits = np.column_stack([inputs, codes.astype(np.int32).view(np.float32)])  # (N, D + 1)
-    whole = np.ascontiguousarray(bits).view(np.dtype((np.void, bits.shape[1] * bits.itemsize)))[
-        :, 0
-    ]
+    row_of_bytes = np.dtype((np.void, bits.shape[1] * bits.itemsize))
+    whole = np.ascontiguousarray(bits).view(row_of_bytes)[:, 0]
     _, firsts, places = np.unique(whole, return_index=True, return_inverse=True)
     if len(firsts) < 2:
         raise ValueError(
-            f"{len(inputs)} rows of positive weight make n_samples=1 row that differs from others; give at least two"
+            "X must have two different rows of positive weight, "
+            f"got n_samples=1 in {len(inputs)} rows."
         )
     sums = np.bincount(places, weights=weights)
     return _Table(inputs[firsts], codes[firsts], sums / sums.mean()), places
 
 
 def _train(experiment: Experiment) -> Module:
-    """The network after all steps; ValueError if it has left what numbers can hold."""
+    """The network after all steps; ValueError if it diverged."""
     device = experiment.machine.find_device()
     inputs, labels = experiment.data.open("train")
     assert isinstance(inputs, Tensor)
@@ -411,23 +409,32 @@ def _train(experiment: Experiment) -> Module:
             phase = experiment.objective.phase(epoch, step.learners[0].state)
         step(Rows(order.batch(number), None), phase)
     network = step.learners[0].network.eval()
-    if not step.is_fine or not all(each.isfinite().all() for each in network.state_dict().values()):
+    are_finite = all(tensor.isfinite().all() for tensor in network.state_dict().values())
+    if not step.is_fine or not are_finite:
         raise ValueError(
-            f"learning_rate={experiment.optimizer.lr} made the loss or a weight infinite; lower it, or scale X"
+            "learning_rate must be lower or X scaled: with "
+            f"{experiment.optimizer.lr} the loss or a weight became infinite."
         )
     return network
 
 
 @torch.no_grad()
 def _ask(network: Module, rows: NDArray[Any], dtype: torch.dtype) -> Outputs:
-    """What the network says of all rows, in pieces; they are copied, since torch takes no arrays that are read-only."""
-    starts = range(0, len(rows), _CHUNK)
-    parts = [network(torch.tensor(rows[start : start + _CHUNK], dtype=dtype)) for start in starts]
-    return Outputs(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    """The outputs of the network for all rows, computed in chunks."""
+    features, logits = [], []
+    for start in range(0, len(rows), _CHUNK):
+        # Copied, because torch takes no read-only arrays.
+        outputs = network(torch.tensor(rows[start : start + _CHUNK], dtype=dtype))
+        features.append(outputs.features)
+        logits.append(outputs.logits)
+    return Outputs(torch.cat(features), torch.cat(logits))
 
 
 def _label_quality(network: Module, table: _Table, *, k: int, seed: int) -> NDArray[np.float64]:
-    """(N,) means of the probability of a label and the share of the nearest rows that have it; NaN without a label."""
+    """(N,) mean of the probability of a label and the share of nearest rows that have it.
+
+    NaN for rows without a label.
+    """
     features, logits = _ask(network, table.inputs, torch.float32)
     codes = torch.from_numpy(table.codes)
     confidence = logits.softmax(dim=1).gather(1, codes.clamp(min=0)[:, None])[:, 0]
@@ -441,7 +448,7 @@ def _label_quality(network: Module, table: _Table, *, k: int, seed: int) -> NDAr
     agrees = codes[keys][positions] == codes[:, None]  # (N, K)
     total = similarities.sum(dim=1)
     agreement = (similarities * agrees).sum(dim=1) / total.where(total > 0, 1.0)
-    quality = torch.where(
-        total > 0, (confidence + agreement) / 2, confidence
-    )  # nobody to ask: its own word
-    return quality.where(codes >= 0, torch.nan).double().clamp(0, 1).numpy()  # rounding may pass 1
+    # A row without neighbors has only its own probability.
+    quality = torch.where(total > 0, (confidence + agreement) / 2, confidence)
+    # The clamp is for rounding, which may pass 1.
+    return quality.where(codes >= 0, torch.nan).double().clamp(0, 1).numpy()

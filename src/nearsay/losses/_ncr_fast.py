@@ -1,14 +1,17 @@
-"""Eq. 3 of the paper with an analytic gradient: similarities live in chunks, only (B, K) of them are kept.
+"""Eq. 3 of the paper with an analytic gradient: only (B, K) similarities are kept.
 
-The plain version in `objectives/ncr.py` is the specification. For a row i and its neighbors j:
+The plain version, `ncr._plain_rows`, is the specification. For a row i and its neighbors j:
 
     w_ij = s_ij / Σ_j s_ij      log p = log softmax(z / T)      q_i = Σ_j w_ij p_j
-    paper     L_i = Σ_c p_i (log p_i − log q_i)     own_i = p_i (log p_i − log q_i)  flow_i = q_i − p_i
-    released  L_i = T² Σ_c q_i (log q_i − log p_i)  own_i = T² (p_i − q_i)           flow_i = T² q_i (log q_i − log p_i)
+    d_i = log p_i − log q_i
 
-own = ∂L/∂log p_i and flow = q ∂L/∂q, each up to a part that the softmax cancels; the part is chosen so that both
-vanish where p and q agree, or rounding would drown the gradient there. With r_ij = w_ij p_j / q_i, the part of
-neighbor j in q_i, a neighbor receives ∂L_i/∂log p_j = flow_i r_ij, and a similarity
+    paper     L_i = Σ_c p_i d_i         own_i = p_i d_i           flow_i = q_i − p_i
+    released  L_i = −T² Σ_c q_i d_i     own_i = T² (p_i − q_i)    flow_i = −T² q_i d_i
+
+own = ∂L/∂log p_i and flow = q ∂L/∂q, each up to a part that the softmax cancels. The part is chosen
+so that both vanish where p and q agree: otherwise rounding would drown the gradient there. With
+r_ij = w_ij p_j / q_i, the part of neighbor j in q_i, a neighbor receives
+∂L_i/∂log p_j = flow_i r_ij, and a similarity
 ∂L_i/∂s_ij = (Σ_c flow_i r_ij − w_ij Σ_c flow_i) / s_ij.
 """
 
@@ -24,17 +27,11 @@ from torch.nn.functional import embedding_bag
 from nearsay.neighbors import CHUNK_NUMBERS, Identity, autocast_off, nearest, normalize
 from nearsay.validation import can_look
 
-TWICE = (
-    'this gradient cannot be differentiated again (create_graph=True); take nearsay.ncr(..., implementation="plain") '
-    "in place of NCR or NCRCriterion"
-)
-TRANSFORMED = (
-    'torch.func cannot transform the fast version; take nearsay.ncr(..., implementation="plain") in place of NCR or '
-    "NCRCriterion"
-)
-DENSE_SHARE = (
-    8  # with more than one key in eight a neighbor, a matrix product beats going through lists
-)
+_CURE = 'Use nearsay.ncr(..., implementation="plain") instead of NCR or NCRLoss.'
+TWICE = f"This gradient cannot be differentiated again (create_graph=True). {_CURE}"
+_TRANSFORMED = f"torch.func cannot transform the fast version. {_CURE}"
+# If more than one key in so many is a neighbor, a matrix product beats going through lists.
+DENSE_SHARE = 8
 
 
 class Choices(NamedTuple):
@@ -52,24 +49,21 @@ def ncr_rows(
     who: Identity | None,
     choices: Choices,
 ) -> tuple[Tensor, Tensor]:
-    """(B,) divergence of every row from its neighbors, and (B,) bool: the rows without any, whose divergence is 0."""
+    """(B,) divergences from the neighbors, and (B,) bool: rows without any, which have 0."""
     function = _function_for(logits)
     try:
         rows, is_alone = function.apply(logits, features, *(pool or (None, None)), who, choices)
     except RuntimeError as error:
         if "functorch" not in str(error):
             raise
-        raise RuntimeError(TRANSFORMED) from error
+        raise RuntimeError(_TRANSFORMED) from error
     return rows, is_alone
 
 
-def _function_for(logits: Tensor) -> Any:  # Any: torch types no autograd functions
-    """The one in Triton where it can run and its order of additions need not be fixed."""
-    if (
-        logits.device.type == "cuda"
-        and logits.dtype == torch.float32
-        and not torch.compiler.is_compiling()
-    ):
+def _function_for(logits: Tensor) -> Any:
+    """The autograd function in Triton, where it can run and the order of sums need not be fixed."""
+    is_for_triton = logits.device.type == "cuda" and logits.dtype == torch.float32
+    if is_for_triton and not torch.compiler.is_compiling():
         function = _triton_function()
         if function is not None and not torch.are_deterministic_algorithms_enabled():
             return function
@@ -80,22 +74,26 @@ def _function_for(logits: Tensor) -> Any:  # Any: torch types no autograd functi
 def _triton_function() -> Any:
     try:
         return import_module("nearsay.losses._ncr_triton").TritonRows
-    except ImportError:  # torch for Windows comes without
+    except ImportError:
+        # torch for Windows has no Triton.
         return None
 
 
 def divergence(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """(B,) KL(p ‖ q) from distributions (B, C) and log p − log q, exact to rounding even where p and q nearly agree.
+    """(B,) KL(p ‖ q) from (B, C) distributions and log p − log q, exact where p and q nearly agree.
 
-    The terms of Σ p log(p/q) have both signs and nearly cancel then; those of Σ (p log(p/q) − p + q) are not negative.
+    The terms of Σ p log(p/q) have both signs and nearly cancel there. Those of
+    Σ (p log(p/q) − p + q) have the same sum and are not negative.
     """
+    # With d = log(p/q), p log(p/q) − p + q = p (d + expm1(−d)), which is exact for small d. For
+    # very negative d the exponential would overflow.
     near = p * (log_ratio + torch.expm1(-log_ratio.clamp(min=-1)))
     far = p * (log_ratio - 1) + q
     return torch.where(log_ratio > -1, near, far).sum(dim=1)
 
 
 def _difference(p: Tensor, q: Tensor, log_ratio: Tensor, small: Tensor | None) -> Tensor:
-    """(B, C) q − p from log p − log q, exact to rounding where they nearly agree: in the rows `small`, or anywhere."""
+    """(B, C) q − p, exact where they nearly agree: in the rows `small`, or in all."""
     if small is None:
         return torch.where(log_ratio > -1, p * torch.expm1(-log_ratio.clamp(min=-1)), q - p)
     difference = q - p
@@ -107,7 +105,10 @@ def _difference(p: Tensor, q: Tensor, log_ratio: Tensor, small: Tensor | None) -
 def _divergence_where_it_pays(
     p: Tensor, q: Tensor, log_ratio: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The same, except that a CPU takes the short sum where that is as good, and says which rows are too small."""
+    """`divergence`, and the rows that need its long sum; None if all took it.
+
+    On a CPU, other rows take the short sum Σ p log(p/q), which is as good there and faster.
+    """
     if not can_look(p):
         return divergence(p, q, log_ratio), None
     rows = (p * log_ratio).sum(dim=1)
@@ -120,7 +121,7 @@ def _divergence_where_it_pays(
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,  # torch types no context
+        ctx: Any,
         logits: Tensor,
         features: Tensor,
         pool_logits: Tensor | None,
@@ -138,7 +139,8 @@ class _Rows(torch.autograd.Function):
 
         similarities, positions = nearest(units, keys, choices.k, who)  # (B, K)
         total = similarities.sum(dim=1, keepdim=True)
-        is_alone = total <= 0  # false for NaN, which shall be seen
+        # The comparison is false for NaN, so that NaN reaches the loss.
+        is_alone = total <= 0
         weights = similarities / total.masked_fill(is_alone, 1)
         key_p = key_log_p.exp()
         ctx.is_exact = _needs_logarithms(key_log_p)
@@ -148,9 +150,8 @@ class _Rows(torch.autograd.Function):
         else:
             q = _edges(positions, len(keys)).combine(weights, key_p)
             log_q = q.log()
-        log_q = torch.where(
-            is_alone, log_p, log_q
-        )  # nobody to agree with: agree with oneself, and NaN is still seen
+        # A row without neighbors is compared with itself: no loss, but NaN is passed on.
+        log_q = torch.where(is_alone, log_p, log_q)
         log_ratio = log_p - log_q
         ctx.logarithms = (key_log_p, log_q) if ctx.is_exact else None
 
@@ -181,29 +182,35 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     )
     temperature, num_rows = ctx.choices.temperature, len(q)
     to_logits, to_features, to_pool_logits, to_pool_features = ctx.needs_input_grad[:4]
+    # A single neighbor has the weight 1 at any similarity, so features get no gradient.
     wants_features = (to_features or to_pool_features) and positions.shape[1] > 1
     # A pool without gradient receives nothing: leave it out of everything that flows back.
     num_receivers = len(keys) if to_pool_logits or to_pool_features else num_rows
     edges = _edges(positions, len(keys), num_receivers)
+    # Rows without neighbors have no loss, so nothing flows back from them.
     upstream = upstream[:, None].masked_fill(is_alone, 0)
     p = key_p[:num_rows]
     if ctx.choices.variant == "paper":
         flow = upstream * _difference(p, q, log_ratio, ctx.small)
         own = upstream * p * log_ratio
+        # Less the part along p, which the softmax cancels.
         own.addcmul_(p, own.sum(dim=1, keepdim=True), value=-1)
     else:
         upstream = upstream * temperature**2
         flow = -upstream * q * log_ratio
         own = -upstream * _difference(p, q, log_ratio, ctx.small)
+    # What the neighbors receive: flow_i r_ij, summed over the rows i for log p_j, and over classes
+    # for log w_ij.
     if ctx.is_exact:
         grad_log_p, grad_log_weights = _shares(flow, weights, positions, *ctx.logarithms)
         grad_log_p = grad_log_p[:num_receivers]
     else:
         flow_over_q = flow / q.masked_fill(is_alone, 1)
         grad_log_p = edges.spread(weights, flow_over_q).mul_(key_p[:num_receivers])
-        grad_log_weights = (
-            edges.dots(flow_over_q, key_p, weights).mul_(weights) if wants_features else weights
-        )
+        grad_log_weights = weights
+        if wants_features:
+            grad_log_weights = edges.dots(flow_over_q, key_p, weights).mul_(weights)
+    # Through log softmax: ∂L/∂z = g − p Σ g, and through the division by T.
     sums = grad_log_p.sum(dim=1, keepdim=True)
     grad_logits = grad_log_p.addcmul_(key_p[:num_receivers], sums, value=-1)
     grad_logits[:num_rows] += own
@@ -211,19 +218,9 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
     grad_keys = None
     if wants_features:
-        grad_log_weights = grad_log_weights - weights * grad_log_weights.sum(dim=1, keepdim=True)
-        grad_similarities = grad_log_weights / similarities.masked_fill(
-            similarities == 0, torch.inf
-        )
-        grad_keys = edges.spread(grad_similarities, keys[:num_rows])
-        grad_keys[:num_rows] += edges.combine(grad_similarities, keys)
-        units = keys[:num_receivers]
-        grad_keys.addcmul_(units, (units * grad_keys).sum(dim=1, keepdim=True), value=-1)
-        grad_keys /= key_lengths[:num_receivers]
+        grad_keys = _to_features(grad_log_weights, weights, similarities, keys, key_lengths, edges)
     elif to_features or to_pool_features:
-        grad_keys = torch.zeros_like(
-            keys[:num_receivers]
-        )  # one neighbor has weight 1 at any similarity
+        grad_keys = torch.zeros_like(keys[:num_receivers])
     return (
         grad_logits[:num_rows] if to_logits else None,
         grad_keys[:num_rows] if grad_keys is not None and to_features else None,
@@ -234,14 +231,39 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
+def _to_features(
+    grad_log_weights: Tensor,  # (B, K)
+    weights: Tensor,
+    similarities: Tensor,
+    keys: Tensor,
+    key_lengths: Tensor,
+    edges: "_Lists | _Matrix",
+) -> Tensor:
+    """The gradient of the features of rows and pool from that of the logarithms of the weights."""
+    num_rows, num_receivers = len(weights), edges.num_receivers
+    # Through w = s / Σ s; similarities of 0 are constants.
+    grad_log_weights = grad_log_weights - weights * grad_log_weights.sum(dim=1, keepdim=True)
+    divisors = similarities.masked_fill(similarities == 0, torch.inf)
+    grad_similarities = grad_log_weights / divisors
+    # A cosine is a product of two directions: each receives the other.
+    grad_keys = edges.spread(grad_similarities, keys[:num_rows])
+    grad_keys[:num_rows] += edges.combine(grad_similarities, keys)
+    # Through the normalization: the part along the direction changes nothing.
+    units = keys[:num_receivers]
+    grad_keys.addcmul_(units, (units * grad_keys).sum(dim=1, keepdim=True), value=-1)
+    grad_keys /= key_lengths[:num_receivers]
+    return grad_keys
+
+
 def _needs_logarithms(log_p: Tensor) -> bool:
-    """Whether sums of these probabilities could underflow; always, where looking would stall the device."""
+    """Whether sums of these probabilities could underflow; True if looking would stall a device."""
     if not can_look(log_p):
         return True
-    return not bool(log_p.amin() > 0.7 * math.log(torch.finfo(log_p.dtype).tiny))  # true for NaN
+    return not bool(log_p.amin() > 0.7 * math.log(torch.finfo(log_p.dtype).tiny))
 
 
 def _chunks(positions: Tensor, num_classes: int) -> list[slice]:
+    # So many rows at a time that (rows, K, C) numbers fit; on a CPU, into its cache.
     budget = CHUNK_NUMBERS if positions.device.type != "cpu" else CHUNK_NUMBERS // 16
     rows = max(1, budget // max(1, positions.shape[1] * num_classes))
     return [slice(start, start + rows) for start in range(0, len(positions), rows)]
@@ -250,26 +272,22 @@ def _chunks(positions: Tensor, num_classes: int) -> list[slice]:
 def _log_mean(weights: Tensor, positions: Tensor, key_log_p: Tensor) -> Tensor:
     """(B, C) log Σ_j w_ij p_j through logarithms: right for any finite logits, K times the work."""
     log_weights = weights.log()[:, :, None]
-    parts = _chunks(positions, key_log_p.shape[1])
-    return torch.cat(
-        [(key_log_p[positions[part]] + log_weights[part]).logsumexp(dim=1) for part in parts]
-    )
+    chunks = []
+    for part in _chunks(positions, key_log_p.shape[1]):
+        chunks.append((key_log_p[positions[part]] + log_weights[part]).logsumexp(dim=1))
+    return torch.cat(chunks)
 
 
 def _shares(
     flow: Tensor, weights: Tensor, positions: Tensor, key_log_p: Tensor, log_q: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Σ_i flow_i r_ij for every key, (B + M, C), and Σ_c flow_i r_ij, (B, K), through logarithms."""
+    """Σ_i flow_i r_ij for every key, (B + M, C), and Σ_c flow_i r_ij, (B, K), by logarithms."""
     to_keys, to_weights = torch.zeros_like(key_log_p), torch.empty_like(weights)
     log_weights = weights.log()[:, :, None]
     for part in _chunks(positions, key_log_p.shape[1]):
-        share = (
-            key_log_p[positions[part]]
-            .add_(log_weights[part])
-            .sub_(log_q[part, None])
-            .exp_()
-            .mul_(flow[part, None])
-        )
+        # (b, K, C) flow_i · exp(log p_j + log w_ij − log q_i), in place to save memory.
+        share = key_log_p[positions[part]].add_(log_weights[part]).sub_(log_q[part, None])
+        share = share.exp_().mul_(flow[part, None])
         to_weights[part] = share.sum(dim=2)
         to_keys.index_add_(0, positions[part].flatten(), share.flatten(0, 1))
     return to_keys, to_weights
@@ -294,10 +312,9 @@ class _Lists:
         return sums[: self.num_receivers]
 
     def dots(self, of_rows: Tensor, of_keys: Tensor, weights: Tensor) -> Tensor:
-        """(B, K) ⟨of_rows_i, of_keys_j⟩, which is the gradient of `combine` with respect to its weights."""
-        if (
-            max(of_keys.numel(), len(of_rows) * len(of_keys)) <= 2**14
-        ):  # calls cost more than idle products here
+        """(B, K) ⟨of_rows_i, of_keys_j⟩: the gradient of `combine` with respect to its weights."""
+        # In small batches, calls cost more than products that are not needed.
+        if max(of_keys.numel(), len(of_rows) * len(of_keys)) <= 2**14:
             return (of_rows @ of_keys.T).gather(1, self.positions)
         with torch.enable_grad():
             leaf = weights.detach().requires_grad_()
@@ -305,11 +322,11 @@ class _Lists:
         return dots
 
     def _invert(self) -> tuple[Tensor, Tensor, Tensor]:
-        targets, order = (
-            self.positions.flatten().int().sort(stable=True)
-        )  # int32: half the memory, twice the speed
+        """Lists of the edges into each key: their order, their rows, and where each list starts."""
+        # int32 takes half the memory and half the time.
+        targets, order = self.positions.flatten().int().sort(stable=True)
         sources = (order // self.positions.shape[1]).int()
-        # One bag more than receivers takes the edges to everybody else.
+        # One list more than receivers takes the edges to all other keys.
         receivers = torch.arange(self.num_receivers + 1, dtype=torch.int32, device=targets.device)
         starts = torch.searchsorted(targets, receivers, out_int32=True)
         self._incoming = order.int(), sources, starts
@@ -343,9 +360,8 @@ class _Matrix:
         return self.positions.shape[1] == self.num_keys
 
     def _parts(self) -> list[slice]:
-        rows = (
-            128 if self.positions.device.type == "cpu" else len(self.positions)
-        )  # so that memory is linear in them
+        # On a CPU in parts, so that memory is linear in the number of keys.
+        rows = 128 if self.positions.device.type == "cpu" else len(self.positions)
         return [slice(start, start + rows) for start in range(0, len(self.positions), rows)]
 
     def _dense(self, weights: Tensor, part: slice) -> Tensor:

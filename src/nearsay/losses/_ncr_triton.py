@@ -1,7 +1,8 @@
-"""The NCR term on a CUDA device in about fifteen launches: the formulas of `kernels/ncr.py`, through logarithms.
+"""The NCR term on a CUDA device in about fifteen launches: the formulas of `_ncr_fast` in Triton.
 
-Small batches wait for launches and not for arithmetic, so one program does a whole row, whatever is to be done with it.
-Neighbors receive their gradients by atomic additions, whose order is not fixed. float32 only.
+Small batches wait for launches, not for arithmetic, so one program computes a whole row. All sums
+go through logarithms. Neighbors receive their gradients by atomic additions in no fixed order.
+float32 only.
 """
 
 from typing import Any
@@ -14,21 +15,20 @@ from torch import Tensor
 from nearsay.losses._ncr_fast import TWICE, Choices
 from nearsay.neighbors import Identity, nearest
 
-TILE = 4096  # numbers that a program works on at a time
-_EPSILON = tl.constexpr(
-    1.1920928955078125e-07
-)  # similarities up to this are rounding, as in `neighbors.clip_`
-_TINY = tl.constexpr(
-    1.1754943508222875e-38
-)  # the smallest normal float32, as in `neighbors.normalize`
+# Numbers that a program works on at a time.
+TILE = 4096
+# Similarities up to this are rounding, as in `neighbors.clip_`.
+_EPSILON = tl.constexpr(1.1920928955078125e-07)
+# The smallest normal float32, as in `neighbors.normalize`.
+_TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 class TritonRows(torch.autograd.Function):
-    """What `kernels.ncr` computes, for tensors on a CUDA device."""
+    """What `_ncr_fast.ncr_rows` computes, for tensors on a CUDA device."""
 
     @staticmethod
     def forward(
-        ctx: Any,  # torch types no context
+        ctx: Any,
         logits: Tensor,
         features: Tensor,
         pool_logits: Tensor | None,
@@ -36,14 +36,13 @@ class TritonRows(torch.autograd.Function):
         who: Identity | None,
         choices: Choices,
     ) -> tuple[Tensor, Tensor]:
-        """(B,) divergences and (B,) bool: who is alone."""
+        """(B,) divergences and (B,) bool: rows without neighbors."""
         num_rows, num_classes = logits.shape
-        key_logits = (
-            logits if pool_logits is None else torch.cat([logits, pool_logits])
-        ).contiguous()
-        key_features = (
-            features if pool_features is None else torch.cat([features, pool_features])
-        ).contiguous()
+        key_logits, key_features = logits, features
+        if pool_logits is not None and pool_features is not None:
+            key_logits = torch.cat([logits, pool_logits])
+            key_features = torch.cat([features, pool_features])
+        key_logits, key_features = key_logits.contiguous(), key_features.contiguous()
         num_keys, num_features = key_features.shape
         keys, lengths = torch.empty_like(key_features), key_features.new_empty(num_keys)
         _normalize[(num_keys,)](
@@ -64,8 +63,8 @@ class TritonRows(torch.autograd.Function):
         )
         sizes = (num_classes, similarities.shape[1])
         _forward[(num_rows,)](
-            key_logits, sums, similarities, positions, log_q, rows, totals, is_alone, scale, *sizes, **_tiles(*sizes),
-            IS_PAPER=choices.variant == "paper",
+            key_logits, sums, similarities, positions, log_q, rows, totals, is_alone, scale, *sizes,
+            **_tiles(*sizes), IS_PAPER=choices.variant == "paper",
         )  # fmt: skip
         ctx.choices = choices
         ctx.save_for_backward(
@@ -77,7 +76,7 @@ class TritonRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of both logits and both features."""
-        # create_graph=True: autograd would take this gradient for a constant
+        # With create_graph=True autograd would take this gradient for a constant.
         if torch.is_grad_enabled():
             raise RuntimeError(TWICE)
         key_logits, sums, log_q, keys, lengths, similarities, positions, totals = ctx.saved_tensors
@@ -90,8 +89,9 @@ class TritonRows(torch.autograd.Function):
         grad_logits = torch.zeros_like(key_logits[:num_receivers])
         grad_similarities = torch.empty_like(similarities)
         _backward[(num_rows,)](
-            key_logits, sums, similarities, positions, log_q, upstream.contiguous(), totals, grad_logits,
-            grad_similarities, scale, num_receivers, *sizes, **_tiles(*sizes), IS_PAPER=ctx.choices.variant == "paper",
+            key_logits, sums, similarities, positions, log_q, upstream.contiguous(), totals,
+            grad_logits, grad_similarities, scale, num_receivers, *sizes, **_tiles(*sizes),
+            IS_PAPER=ctx.choices.variant == "paper",
         )  # fmt: skip
         _through_softmax[(num_receivers,)](
             key_logits, sums, grad_logits, scale, num_classes, BLOCK=_block(num_classes)
@@ -99,12 +99,13 @@ class TritonRows(torch.autograd.Function):
         grad_keys = None
         if to_features or to_pool_features:
             grad_keys = torch.zeros_like(keys[:num_receivers])
-            if num_neighbors > 1:  # one neighbor has weight 1 at any similarity
+            # A single neighbor has the weight 1 at any similarity: no gradient.
+            if num_neighbors > 1:
                 num_features = keys.shape[1]
                 width = min(256, _block(num_features))
                 _to_features[(num_rows, triton.cdiv(num_features, width))](
-                    keys, grad_similarities, positions, grad_keys, num_receivers, num_features, num_neighbors,
-                    BLOCK_K=min(_block(num_neighbors), TILE // width), BLOCK_D=width,
+                    keys, grad_similarities, positions, grad_keys, num_receivers, num_features,
+                    num_neighbors, BLOCK_K=min(_block(num_neighbors), TILE // width), BLOCK_D=width,
                 )  # fmt: skip
                 _through_norm[(num_receivers,)](
                     keys, lengths, grad_keys, num_features, BLOCK=_block(num_features)
@@ -131,16 +132,15 @@ def _tiles(num_classes: int, num_neighbors: int) -> dict[str, int]:
 def _clip_by_triton(similarities: Tensor, who: Identity | None, start: int) -> None:
     """`neighbors.clip_` in one launch."""
     num_rows, num_keys = similarities.shape
-    nobody = (
-        similarities if who is None else who.queries
-    )  # stands in for what the program does not read
+    # In place of tables that the program does not read.
+    unused = similarities if who is None else who.queries
     queries, keys = (
-        (nobody, nobody) if who is None else (who.queries.contiguous(), who.keys.contiguous())
+        (unused, unused) if who is None else (who.queries.contiguous(), who.keys.contiguous())
     )
     has_partners = (
         who is not None and who.query_partners is not None and who.key_partners is not None
     )
-    partners = (nobody, nobody)
+    partners = (unused, unused)
     if who is not None and who.query_partners is not None and who.key_partners is not None:
         partners = who.query_partners.contiguous(), who.key_partners.contiguous()
     block = min(1024, _block(num_keys))
@@ -152,9 +152,11 @@ def _clip_by_triton(similarities: Tensor, who: Identity | None, start: int) -> N
 
 @triton.jit
 def _normalize(features, units, lengths, D, BLOCK: tl.constexpr):
+    """`neighbors.normalize` of one row: by its maximum first, then by its length."""
     row = tl.program_id(0).to(tl.int64)
     largest = 0.0
-    poison = 0.0  # NaN if anything is not finite: a maximum may pass over NaN
+    # NaN if anything is not finite: a maximum may pass over NaN.
+    poison = 0.0
     for start in range(0, D, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         x = tl.load(features + row * D + columns, mask=columns < D, other=0.0)
@@ -180,6 +182,7 @@ def _clip(
     similarities, queries, keys, query_partners, key_partners, start, M,
     HAS_INDICES: tl.constexpr, HAS_PARTNERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Similarities of one query to a block of keys: 0 if forbidden or not positive."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < M
@@ -195,13 +198,14 @@ def _clip(
             )
     else:
         is_forbidden = columns == start + row
-    s = tl.where(is_forbidden | (s <= _EPSILON), 0.0, s)  # NaN is not below and stays
+    # The comparison is false for NaN, which stays.
+    s = tl.where(is_forbidden | (s <= _EPSILON), 0.0, s)
     tl.store(similarities + row * M + columns, s, mask=inside)
 
 
 @triton.jit
 def _log_sum_exp(logits, sums, scale, C, BLOCK: tl.constexpr):
-    """The largest logit of a row and the logarithm of the rest, kept apart: their sum would lose digits."""
+    """The largest logit of a row and the logarithm of the rest: their sum would lose digits."""
     row = tl.program_id(0).to(tl.int64)
     largest = -float("inf")
     total = 0.0
@@ -219,13 +223,14 @@ def _log_sum_exp(logits, sums, scale, C, BLOCK: tl.constexpr):
 
 @triton.jit
 def _log_softmax(logits, sums, row, classes, scale, C):
+    """log p of some classes of one row."""
     z = tl.load(logits + row * C + classes, mask=classes < C, other=0.0)
     return (z - tl.load(sums + 2 * row)) * scale - tl.load(sums + 2 * row + 1)
 
 
 @triton.jit
 def _divergence(p, q, log_ratio):
-    """Terms of KL(p ‖ q), as in `kernels.ncr.divergence`; a series where exp would cancel."""
+    """Terms of KL(p ‖ q), as in `_ncr_fast.divergence`; a series where exp would cancel."""
     r = log_ratio
     series = r * r * (0.5 - r * (1 / 6 - r * (1 / 24 - r * (1 / 120 - r / 720))))
     near = p * tl.where(tl.abs(r) < 0.3, series, r - 1.0 + tl.exp(-tl.maximum(r, -1.0)))
@@ -234,7 +239,7 @@ def _divergence(p, q, log_ratio):
 
 @triton.jit
 def _neighbor_tile(logits, sums, similarities, positions, row, ks, classes, log_total, scale, C, K):
-    """log(w_ij p_j), one row for each neighbor, −∞ where there is none; and who they are."""
+    """log(w_ij p_j), one row for each neighbor, −∞ where there is none; s and positions."""
     is_place = ks < K
     s = tl.load(similarities + row * K + ks, mask=is_place, other=0.0)
     j = tl.load(positions + row * K + ks, mask=is_place, other=0)
@@ -258,7 +263,8 @@ def _forward(
     for start in range(0, K, BLOCK_K):
         ks = start + tl.arange(0, BLOCK_K)
         total += tl.sum(tl.load(similarities + row * K + ks, mask=ks < K, other=0.0), axis=0)
-    is_alone = total <= 0.0  # false for NaN, which shall be seen
+    # The comparison is false for NaN, so that NaN reaches the loss.
+    is_alone = total <= 0.0
     log_total = tl.log(tl.where(is_alone, 1.0, total))
     loss = 0.0
     for first in range(0, C, BLOCK_C):
@@ -271,6 +277,7 @@ def _forward(
             v, _, _ = _neighbor_tile(
                 logits, sums, similarities, positions, row, ks, classes, log_total, scale, C, K
             )
+            # A running logsumexp over the neighbors, rescaled whenever the maximum rises.
             higher = tl.maximum(largest, tl.max(v, axis=0))
             base = tl.where(higher == -float("inf"), 0.0, higher)
             sum_exp = sum_exp * tl.exp(largest - base) + tl.sum(tl.exp(v - base[None, :]), axis=0)
@@ -293,14 +300,14 @@ def _forward(
 
 @triton.jit
 def _own_and_flow(logits, sums, log_q_in, row, classes, upstream, scale, C, IS_PAPER: tl.constexpr):
+    """own, flow and log q of `_ncr_fast`, for some classes of one row."""
     inside = classes < C
     log_p = _log_softmax(logits, sums, row, classes, scale, C)
     log_q = tl.load(log_q_in + row * C + classes, mask=inside, other=0.0)
     p, q, r = tl.exp(log_p), tl.exp(log_q), log_p - log_q
     series = p * r * (-1.0 + r * (0.5 - r * (1 / 6 - r * (1 / 24 - r * (1 / 120 - r / 720)))))
-    difference = tl.where(
-        tl.abs(r) < 0.3, series, q - p
-    )  # where exponentials would cancel, a series
+    # A series where the exponentials would cancel.
+    difference = tl.where(tl.abs(r) < 0.3, series, q - p)
     if IS_PAPER:
         flow = upstream * difference
         own = upstream * p * r
@@ -312,7 +319,8 @@ def _own_and_flow(logits, sums, log_q_in, row, classes, upstream, scale, C, IS_P
 
 @triton.jit
 def _backward(
-    logits, sums, similarities, positions, log_q_in, upstreams, totals, grad_log_p, grad_similarities, scale, R, C, K,
+    logits, sums, similarities, positions, log_q_in, upstreams, totals, grad_log_p,
+    grad_similarities, scale, R, C, K,
     BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, IS_PAPER: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -342,18 +350,21 @@ def _backward(
             v, _, j = _neighbor_tile(
                 logits, sums, similarities, positions, row, ks, classes, log_total, scale, C, K
             )
+            # flow_i r_ij: summed over classes for the weight, added to log p of the neighbor.
             share = tl.exp(v - log_q[None, :]) * flow[None, :]
             grad_log_w += tl.sum(share, axis=1)
             receives = (is_place & (j < R) & (s != 0.0))[:, None] & inside[None, :]
             tl.atomic_add(
                 grad_log_p + j[:, None] * C + classes[None, :], share, mask=receives, sem="relaxed"
             )
+        # Through w = s / Σ s. Where s is 0, the quotient is not used.
         grad = (grad_log_w - s / total * whole_flow) / s
         tl.store(grad_similarities + row * K + ks, tl.where(s == 0.0, 0.0, grad), mask=is_place)
 
 
 @triton.jit
 def _through_softmax(logits, sums, grad, scale, C, BLOCK: tl.constexpr):
+    """In place from ∂L/∂log p to ∂L/∂z = (g − p Σ g) / T, for one row."""
     row = tl.program_id(0).to(tl.int64)
     total = 0.0
     for start in range(0, C, BLOCK):
@@ -371,6 +382,7 @@ def _through_softmax(logits, sums, grad, scale, C, BLOCK: tl.constexpr):
 def _to_features(
     keys, grad_similarities, positions, grad, R, D, K, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr
 ):
+    """From similarities to both directions: each receives the other, times the gradient."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = columns < D
@@ -391,6 +403,7 @@ def _to_features(
 
 @triton.jit
 def _through_norm(units, lengths, grad, D, BLOCK: tl.constexpr):
+    """In place from directions to features: without the part along the row, over its length."""
     row = tl.program_id(0).to(tl.int64)
     along = 0.0
     for start in range(0, D, BLOCK):

@@ -1,30 +1,68 @@
-"""A loss that is a function of logits and targets, as an objective without state."""
+"""What losses share: a formula of (logits, targets) as an objective, and the masking of padding."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from nearsay import distributed
 from nearsay.batch import Batch, Loss, Objective, Outputs, check_outputs
-from nearsay.losses.cross_entropy import real_rows
+
+Formula = Callable[[Tensor, Tensor], Tensor]
+"""(B, C) logits and (B, C) targets -> (B,) losses."""
+
+# The log has columns of its own with these names.
+_RESERVED = ("loss", "steps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossFunction:
-    """The mean of `function(logits, targets)` over labels, without padding."""
+    """An objective without state: the mean of a formula over the labels of the global batch.
 
-    function: Callable[[Tensor, Tensor], Tensor]
+    The formula is called with logits and targets, both (B, C) in float32 or float64, and returns
+    one loss per row, (B,). A target row is a distribution: it sums to 1. Its weight is applied
+    afterwards, and a row without a label has the weight 0. The formula may be a function, or a
+    frozen dataclass with a method `__call__(self, logits, targets)`, with its
+    hyper-parameters as fields.
+
+    Attributes:
+        function: the formula. In the log, the loss has its name.
+
+    >>> import torch
+    >>> from nearsay.losses import NCR, LossFunction
+    >>> def brier(logits, targets):
+    ...     return (logits.softmax(dim=1) - targets).square().sum(dim=1)
+    >>> objective = LossFunction(function=brier)
+    >>> objective.name
+    'brier'
+    >>> NCR(base=brier).base == objective
+    True
+    """
+
+    function: Formula
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, type) or not callable(self.function):
+            raise ValueError(
+                f"function must be callable with (logits, targets), got {self.function!r}."
+            )
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or of its class, in snake case."""
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+        return "formula" if name in _RESERVED or not name.isidentifier() else name
 
     def init_state(
         self, num_examples: int, num_classes: int, num_features: int
     ) -> dict[str, Tensor]:
-        """Empty."""
         return {}
 
     def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
-        """The name of the function."""
-        return self._name
+        return self.name
 
     def __call__(
         self,
@@ -34,21 +72,89 @@ class LossFunction:
         state: Mapping[str, Tensor],
         phase: str,
     ) -> Loss:
-        """The loss of one batch."""
         check_outputs(outputs, batch)
         logits, targets = real_rows(outputs, batch)
-        total = distributed.mean(self.function(logits, targets), targets.sum(dim=1))
-        return Loss(total, {self._name: total.detach()})
+        weights = targets.sum(dim=1)  # (B,)
+        has_label = (weights > 0)[:, None]
+        labels = targets / weights.where(weights > 0, 1.0)[:, None]
+        # A formula may take logarithms of the targets, so a row of zeros must not reach it.
+        rows = self.function(logits, labels.where(has_label, 1 / labels.shape[1]))
+        if not isinstance(rows, Tensor) or rows.shape != weights.shape:
+            shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(
+                f"{self.name} must return one loss per row, of shape {tuple(weights.shape)}, "
+                f"got {shape}. Take no mean over the batch."
+            )
+        total = distributed.mean(rows * weights, weights)
+        return Loss(total, {self.name: total.detach()})
 
-    @property
-    def _name(self) -> str:
-        return getattr(self.function, "__name__", type(self.function).__name__)
 
+def as_objective(value: object, *, name: str = "objective") -> Objective:
+    """The value itself if it is an objective; a formula of logits and targets as a `LossFunction`.
 
-def as_objective(value: object) -> Objective:
-    """The value itself if it is an objective; a function of logits and targets is wrapped."""
-    if isinstance(value, type) or not callable(value):
-        raise ValueError(f"objective must be a loss, got {value!r}.")
+    Args:
+        value: an objective such as `ELR()`, a function `f(logits, targets)` that returns one loss
+            per row, or a frozen dataclass with such a `__call__`.
+        name: the name of the argument in the error message.
+
+    >>> from nearsay.losses import ELR, as_objective, cross_entropy
+    >>> as_objective(ELR())
+    ELR(beta=0.7, weight=3.0, ramp=0.0, reweigh=False)
+    >>> as_objective(cross_entropy).name
+    'cross_entropy'
+    """
+    if isinstance(value, type):
+        raise ValueError(f"{name} must be an instance, got the class. Use {value.__name__}(...).")
     if hasattr(value, "init_state") and hasattr(value, "phase"):
-        return value
+        return value  # type: ignore[return-value]
+    if not callable(value):
+        raise ValueError(
+            f"{name} must be a loss such as NCR() or a function of (logits, targets), "
+            f"got {value!r}."
+        )
     return LossFunction(function=value)
+
+
+def upcast(tensor: Tensor) -> Tensor:
+    """The tensor in float32 at least: 16 bits are too few for a loss. float64 stays.
+
+    >>> import torch
+    >>> upcast(torch.ones(2, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(B, C) logits and (B, C) targets, upcast, with zeros instead of padding.
+
+    The content of padding, even NaN, reaches neither a value nor a gradient. The row sums of the
+    targets are the weights of the labels.
+
+    >>> import torch
+    >>> from nearsay import Batch, Outputs, one_hot
+    >>> logits = torch.tensor([[1.0, 2.0], [torch.nan, 0.0]])
+    >>> batch = Batch(
+    ...     inputs=logits, targets=one_hot(torch.tensor([1, 0]), 2), indices=torch.tensor([5, -1])
+    ... )
+    >>> real_rows(Outputs(logits, logits), batch)[0]
+    tensor([[1., 2.],
+            [0., 0.]])
+    """
+    is_real = batch.is_real[:, None]
+    return upcast(outputs.logits).where(is_real, 0.0), upcast(batch.targets).where(is_real, 0.0)
+
+
+def not_finite(rows: Tensor, is_real: Tensor) -> Tensor:
+    """(B,) NaN for real rows with a value that is not finite, else 0.
+
+    A table that leaves such a row out adds this to its loss, so that the loss shows it.
+    """
+    is_fine = rows.isfinite().all(dim=1) | ~is_real
+    return torch.zeros_like(rows[:, 0]).masked_fill(~is_fine, torch.nan)
+
+
+def part_of_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors of one part of a loss: names that begin with `name.`, without that prefix."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}

@@ -3,36 +3,52 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from nearsay import distributed
 from nearsay.batch import Batch, Loss, Outputs, check_outputs
+from nearsay.losses.base import real_rows, upcast
 from nearsay.validation import check_number, check_tensors
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """(B, C) logits and (B, C) soft targets -> (B,) rows −⟨y, log p⟩, each times the weight (the sum) of its target.
+    """(B,) cross-entropy −⟨y, log p⟩ of each row, times the weight of its target.
 
-    `smoothing` replaces that share of the target by the uniform distribution of the same weight (paper, L_LS).
+    Args:
+        logits: (B, C).
+        targets: (B, C) distributions; the sum of a row is its weight. `nearsay.one_hot` makes them
+            from class numbers.
+        smoothing: the share of the target that is replaced by the uniform distribution (paper,
+            L_LS), in [0, 1].
+
+    >>> import torch
+    >>> cross_entropy(torch.zeros(1, 4), torch.eye(4)[:1])
+    tensor([1.3863])
     """
     _check(smoothing)
     check_tensors(logits=logits, targets=targets)
     if logits.ndim != 2 or targets.shape != logits.shape:
         raise ValueError(
-            f"targets {tuple(targets.shape)} must be distributions of the shape {tuple(logits.shape)} of the logits; "
-            "nearsay.one_hot makes them from class numbers"
+            f"targets must be distributions of the shape of the logits, {tuple(logits.shape)}, "
+            f"got {tuple(targets.shape)}. Use nearsay.one_hot."
         )
     targets = upcast(targets)
-    targets = (1 - smoothing) * targets + smoothing * targets.mean(
-        dim=1, keepdim=True
-    )  # the mean is weight / C
+    # The mean of a row is weight / C, which is the uniform distribution of the same weight.
+    targets = (1 - smoothing) * targets + smoothing * targets.mean(dim=1, keepdim=True)
     return -(targets * upcast(logits).log_softmax(dim=1)).sum(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
-    """The usual loss, which fits wrong labels as readily as right ones; `smoothing` in [0, 1]."""
+    """The usual loss, which fits wrong labels as readily as right ones.
+
+    Attributes:
+        smoothing: the share of the target that is replaced by the uniform distribution, in [0, 1].
+
+    >>> from nearsay.losses import NCR
+    >>> NCR(base=CrossEntropy(smoothing=0.1)).base
+    CrossEntropy(smoothing=0.1)
+    """
 
     smoothing: float = 0.0
 
@@ -42,11 +58,9 @@ class CrossEntropy:
     def init_state(
         self, num_examples: int, num_classes: int, num_features: int
     ) -> dict[str, Tensor]:
-        """Nothing."""
         return {}
 
     def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
-        """Always the same."""
         return "cross_entropy"
 
     def __call__(
@@ -57,34 +71,11 @@ class CrossEntropy:
         state: Mapping[str, Tensor],
         phase: str,
     ) -> Loss:
-        """The mean over labels."""
         check_outputs(outputs, batch)
         logits, targets = real_rows(outputs, batch)
-        total = distributed.mean(
-            cross_entropy(logits, targets, smoothing=self.smoothing), targets.sum(dim=1)
-        )
+        rows = cross_entropy(logits, targets, smoothing=self.smoothing)
+        total = distributed.mean(rows, targets.sum(dim=1))
         return Loss(total, {"cross_entropy": total.detach()})
-
-
-def upcast(tensor: Tensor) -> Tensor:
-    """The tensor in float32 at least: 16 bits are too few for a loss, float64 stays."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(B, C) logits and (B, C) targets, upcast, with zeros in place of padding.
-
-    Whatever stood there, even NaN, reaches neither a value nor a gradient; the row sums of the targets are the weights
-    of the labels.
-    """
-    is_real = batch.is_real[:, None]
-    return upcast(outputs.logits).where(is_real, 0.0), upcast(batch.targets).where(is_real, 0.0)
-
-
-def not_finite(rows: Tensor, is_real: Tensor) -> Tensor:
-    """(B,) NaN for rows that hold what is not finite, else 0: what a memory leaves out shall be seen in the loss."""
-    is_fine = rows.isfinite().all(dim=1) | ~is_real
-    return torch.zeros_like(rows[:, 0]).masked_fill(~is_fine, torch.nan)
 
 
 def _check(smoothing: float) -> None:

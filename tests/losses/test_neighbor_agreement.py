@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from nearsay import NCR, Batch, Outputs, one_hot
-from nearsay.losses.neighborhood import NUM_EPOCHS, ask, count_agreement_, foreign_rows, has_settled
+from nearsay.losses.neighbor_agreement import (
+    NUM_EPOCHS,
+    ask_neighbors,
+    count_agreement_,
+    has_settled,
+    outlying_rows,
+)
 
 ANGLES = [0, 5, 11, 90, 96, 180]  # two groups, and one row alone
 LABELS = [0, 0, 1, 1, 1, 0]
@@ -45,7 +51,7 @@ def by_hand(outputs, batch, k):
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_neighbors_are_asked_as_by_hand(k):
     outputs, batch = case()
-    opinion = ask(outputs, batch, k)
+    opinion = ask_neighbors(outputs, batch, k)
     for row, (agrees, similarity, belief) in enumerate(by_hand(outputs, batch, k)):
         assert opinion.agrees[row].item() == agrees, row
         assert opinion.similarity[row].item() == pytest.approx(similarity, abs=1e-5)
@@ -54,7 +60,7 @@ def test_neighbors_are_asked_as_by_hand(k):
 
 def test_padding_unlabeled_rows_and_rows_alone_are_not_asked():
     outputs, batch = case(labels=[0, 0, -1, 1, 1, 0], indices=[0, 1, 2, 3, -1, 5])
-    opinion = ask(outputs, batch, 2)
+    opinion = ask_neighbors(outputs, batch, 2)
     assert opinion.is_asked.tolist() == [
         True,
         True,
@@ -69,19 +75,19 @@ def test_padding_unlabeled_rows_and_rows_alone_are_not_asked():
 @pytest.mark.parametrize("content", [torch.nan, torch.inf])
 def test_what_padding_holds_is_not_heard(content):
     outputs, batch = case(indices=[0, 1, 2, 3, -1, 5])
-    expected = ask(
+    expected = ask_neighbors(
         outputs, batch, None
     )  # everybody is a neighbor, so that nobody stands in some places
     for rows in (*outputs, batch.targets):
         rows[4] = content
-    opinion = ask(outputs, batch, None)
+    opinion = ask_neighbors(outputs, batch, None)
     for name, found, wished in zip(opinion._fields, opinion, expected, strict=True):
         torch.testing.assert_close(found[batch.is_real], wished[batch.is_real], msg=name)
 
 
 def test_agreement_is_counted_in_the_row_of_its_epoch():
     table = torch.zeros(NUM_EPOCHS, 2, dtype=torch.float64)
-    opinion = ask(*case(), 1)
+    opinion = ask_neighbors(*case(), 1)
     count_agreement_(table, opinion, torch.tensor(2.75))
     count_agreement_(table, opinion, torch.tensor(2.9))
     assert table[2].tolist() == [
@@ -125,15 +131,15 @@ def test_while_it_watches_ncr_is_its_base_and_counts():
     plain = objective.base(outputs, batch, torch.tensor(0.5), {}, "cross_entropy")
     assert loss.total == plain.total
     asked, agreed = memory["start.agreement"][0, 1].item(), memory["start.agreement"][0, 0].item()
-    assert asked == ask(outputs, batch, 2).is_asked.sum()
+    assert asked == ask_neighbors(outputs, batch, 2).is_asked.sum()
     assert loss.terms["agreement"].item() == pytest.approx(agreed / asked)
 
 
 def test_far_and_undecided_rows_lose_their_label():
     logits = torch.zeros(6, 3)  # nobody knows anything
     outputs, batch = case(logits=logits)
-    opinion = ask(outputs, batch, 2)
-    foreign = foreign_rows(opinion, batch, 0.17)
+    opinion = ask_neighbors(outputs, batch, 2)
+    foreign = outlying_rows(opinion, batch, 0.17)
     assert foreign.tolist() == [False, False, False, False, False, True]
     objective = NCR(k=2, reject=0.17)
     loss = objective(outputs, batch, torch.tensor(0.0), {}, objective.phase(0.0, {}))
@@ -149,9 +155,9 @@ def test_far_rows_whose_neighbors_are_sure_keep_their_label():
     outputs, batch = case(
         angles=[0, 5, 10, 90, 95, 150], logits=10 * one_hot(torch.tensor([0, 0, 0, 1, 1, 1]), 3)
     )
-    assert not foreign_rows(ask(outputs, batch, 2), batch, 0.5).any()
+    assert not outlying_rows(ask_neighbors(outputs, batch, 2), batch, 0.5).any()
     undecided = Outputs(outputs.features, torch.zeros(6, 3))
-    assert foreign_rows(ask(undecided, batch, 2), batch, 0.5).sum() == 3
+    assert outlying_rows(ask_neighbors(undecided, batch, 2), batch, 0.5).sum() == 3
 
 
 @pytest.mark.parametrize(("share", "num"), [(0, 0), (0.25, 2), (0.5, 4), (0.75, 6), (1, 8)])
@@ -160,4 +166,4 @@ def test_the_share_is_of_the_rows_that_are_not_padding(share, num, num_padding):
     angles = [0, 1, 3, 7, 15, 31, 50, 80] + [40] * num_padding
     indices = [*range(8), *[-1] * num_padding]
     outputs, batch = case([0] * len(angles), angles, indices, logits=torch.zeros(len(angles), 3))
-    assert foreign_rows(ask(outputs, batch, 1), batch, share).sum() == num
+    assert outlying_rows(ask_neighbors(outputs, batch, 1), batch, share).sum() == num
