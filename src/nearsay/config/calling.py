@@ -68,6 +68,11 @@ def call_recipe(name_or_path: str, arguments: Sequence[str]) -> Call:
     return _call(_from_source(source, path.name), path.name, split_pairs(arguments), record)
 
 
+def call_source(source: str | Path, arguments: Mapping[str, object]) -> Call:
+    """The experiment of a source; arguments are words, or Python values."""
+    return call_recipe(str(source), [f"{key}={value}" for key, value in arguments.items()])
+
+
 def apply_overrides(call: Call, overrides: Sequence[str]) -> Call:
     """The call with some fields changed.
 
