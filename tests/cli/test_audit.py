@@ -297,11 +297,11 @@ def test_an_audit_is_doubted_above_a_share_of_wrong_labels_and_not_at_it(
 ):
     run = photographs / "first"
     estimate = audit_run(run, report=False).audit.noise_rate.estimate
-    monkeypatch.setattr("nearsay.doors.audit.DOUBTFUL", estimate)
+    monkeypatch.setattr("nearsay.label_issues.run_audit.DOUBTFUL", estimate)
     assert audit_run(run, report=False).summary["doubt"] is None
     assert cli.main(["clean", str(run)]) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("nearsay.doors.audit.DOUBTFUL", estimate - 1e-9)
+    monkeypatch.setattr("nearsay.label_issues.run_audit.DOUBTFUL", estimate - 1e-9)
     assert audit_run(run, report=False).summary["doubt"] is not None
 
 
@@ -311,7 +311,7 @@ def test_where_no_label_could_be_judged_the_share_of_wrong_ones_is_unknown(
     run = shutil.copytree(finished, tmp_path / "run")
     monkeypatch.setattr("nearsay.report.mapping.MOST_POINTS", 50)
     monkeypatch.setattr(
-        "nearsay.doors.audit.audit",
+        "nearsay.label_issues.run_audit.audit",
         lambda labels, *, classes, **_: audit(
             labels, features=torch.ones(len(labels), 2), classes=classes
         ),
@@ -341,7 +341,7 @@ def test_one_label_is_told_of_in_the_singular(finished, tmp_path, capsys, monkey
         first = torch.arange(len(found["audit"].given)) == found["audit"].order()[0]
         return replace(found["audit"], is_issue=first)
 
-    monkeypatch.setattr("nearsay.doors.audit.audit", with_one_issue)
+    monkeypatch.setattr("nearsay.label_issues.run_audit.audit", with_one_issue)
     assert cli.main(["audit", str(run), "--no-report"]) == 0
     num_labels = int((found["audit"].given >= 0).sum())
     assert f"1 of {num_labels:,} labels seems wrong; about " in capsys.readouterr().out

@@ -20,7 +20,7 @@ from nearsay.cli import auditing, doctor_report, reading, starting
 from nearsay.config import ConfigError
 from nearsay.data.cifar import ORIGINALS
 from nearsay.doors import compare as comparing
-from nearsay.doors import label_tools
+from nearsay.integrations import label_tools
 from nearsay.errors import RunError, Stopped, TableError
 from nearsay.integrations import export
 
@@ -279,7 +279,7 @@ def test_a_command_without_batches_is_not_told_to_make_them_smaller(
         raise error
 
     (tmp_path / "experiment.json").write_text("{}")
-    monkeypatch.setattr("nearsay.doors.clean.read_labels", fail)
+    monkeypatch.setattr("nearsay.label_issues.cleaning.read_labels", fail)
     assert cli.main(["clean", str(tmp_path)]) == 71
     assert capsys.readouterr().err == f"error: out of memory {cure}"
 

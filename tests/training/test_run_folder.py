@@ -398,7 +398,7 @@ def test_the_labels_of_a_run_are_those_that_were_learned(folder):
 IN_ANOTHER_LOCALE = """
 import sys
 from pathlib import Path
-from nearsay.doors.audit import read_doubt
+from nearsay.label_issues.run_audit import read_doubt
 from nearsay.training.checkpoints import open_run
 from nearsay.reproduce.cells import Cell
 from nearsay.reproduce.runs import Runs

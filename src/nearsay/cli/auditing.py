@@ -14,7 +14,7 @@ from nearsay.training.display import counted
 from nearsay.training.progress import make_table, percent, print_table
 
 if TYPE_CHECKING:
-    from nearsay.doors.audit import Audited
+    from nearsay.label_issues.run_audit import RunAudit
 
 
 class Tool(StrEnum):
@@ -142,11 +142,11 @@ def clean(
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name} {value} must be a number from 0 to 1")
     from nearsay.config.commands import command_again  # noqa: PLC0415
-    from nearsay.doors.clean import DROP_BELOW, RELABEL_ABOVE, clean_run, folder_for  # noqa: PLC0415  # brings torch
+    from nearsay.label_issues.cleaning import DROP_BELOW, RELABEL_ABOVE, clean_run, folder_for  # noqa: PLC0415  # brings torch
     from nearsay.training.run_folder import read_origin  # noqa: PLC0415
 
     if corrections is not None and corrections.suffix.lower() == ".json":
-        from nearsay.doors.label_tools import read_label_studio  # noqa: PLC0415  # brings torch
+        from nearsay.integrations.label_tools import read_label_studio  # noqa: PLC0415  # brings torch
 
         corrections = read_label_studio(run, corrections)
     done = clean_run(
@@ -187,11 +187,11 @@ def clean(
     print(f"Train on them: {again}")
 
 
-def _hand_over(run: Path, found: "Audited", tools: list[Tool]) -> list[str]:
+def _hand_over(run: Path, found: "RunAudit", tools: list[Tool]) -> list[str]:
     """Write for the tools, and tell what was written in a line each."""
     if not tools:
         return []
-    from nearsay.doors.label_tools import hand_over  # noqa: PLC0415  # brings torch
+    from nearsay.integrations.label_tools import hand_over  # noqa: PLC0415  # brings torch
 
     done = hand_over(run, found, [tool.value for tool in tools])
     told = [f"Wrote {path}" for path in done.files]
@@ -203,7 +203,7 @@ def _hand_over(run: Path, found: "Audited", tools: list[Tool]) -> list[str]:
     return told
 
 
-def _print_suspects(found: "Audited", num: int) -> None:
+def _print_suspects(found: "RunAudit", num: int) -> None:
     """The most suspicious labels, by the names of their files where they have some."""
     columns = found.audit.to_columns(found.indices.tolist(), with_neighbors=False)
     who = "index"
