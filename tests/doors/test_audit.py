@@ -68,7 +68,7 @@ def run(original, tmp_path):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A run on files, two of which have names that a spreadsheet would calculate, and one of which is no image."""
+    """A run on files: two names that a spreadsheet would calculate, and one broken image."""
     root = tmp_path_factory.mktemp("photos")
     for number in range(12):
         place = root / "images" / ("=cat" if number % 2 else "dog")

@@ -1,0 +1,109 @@
+"""The folder that a run gets without a name of its own, and what is said of recipes."""
+
+import re
+
+import pytest
+
+from nearsay import config
+from nearsay.config import catalog, commands
+
+
+def origin(**changes):
+    return {
+        "recipe": "cifar10",
+        "arguments": {"noise": "0.4", "method": "ncr"},
+        "overrides": [],
+        **changes,
+    }
+
+
+def test_the_default_folder_reads_like_the_command():
+    assert commands.default_folder(origin()).as_posix() == "runs/cifar10-method=ncr-noise=0.4"
+    assert commands.default_folder(origin(arguments={})).as_posix() == "runs/cifar10"
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/home/me/data/photos", "photos"),
+        ("/home/me/data/photos/", "photos"),
+        ("../labels.csv", "labels.csv"),
+        ("/a/first.npz,/b/second.npz", "first.npz,second.npz"),  # a list, as sweeps have them
+    ],
+)
+def test_of_a_path_the_default_folder_names_only_what_it_leads_to(path, named):
+    folder = commands.default_folder(
+        origin(arguments={"path": path}, overrides=[f"relabeled={path}"])
+    )
+    assert re.fullmatch(f"cifar10-path={named}-relabeled={named}-[0-9a-f]{{8}}", folder.name)
+
+
+def test_the_default_folder_does_not_depend_on_the_order_or_on_where_it_runs():
+    same = [
+        origin(arguments={"method": "ncr", "noise": "0.4"}),
+        origin(overrides=["machine.device=cuda", "machine.workers=2"]),
+    ]
+    assert {commands.default_folder(each) for each in same} == {commands.default_folder(origin())}
+
+
+def test_other_choices_get_another_folder():
+    others = [
+        origin(),
+        origin(arguments={"noise": "0.4"}),
+        origin(arguments={"noise": "0.4", "method": "ncr", "seed": "1"}),
+        origin(overrides=["objective.k=5"]),
+        origin(overrides=["objective.k=50"]),
+        origin(arguments={"path": "a/b"}),
+        origin(arguments={"path": "b"}),
+        origin(arguments={"path": "c/b"}),
+        origin(arguments={"path": "a b"}),
+        origin(arguments={"path": "a_b"}),
+        origin(arguments={"path": "x" * 300}),
+        origin(arguments={"path": "x" * 301}),
+        origin(recipe="mine.py", sha256="1"),
+        origin(recipe="mine.py", sha256="2"),
+    ]
+    assert len({commands.default_folder(each) for each in others}) == len(others)
+
+
+@pytest.mark.parametrize("value", ["../../etc", "a/b\\c", "é\n\t", "x" * 500, "*?|<>", "~"])
+def test_the_default_folder_is_one_plain_name_below_runs(value):
+    folder = commands.default_folder(origin(arguments={"path": value}))
+    assert folder.parent.as_posix() == "runs"
+    assert folder.name.isascii()
+    assert len(folder.name) <= 120
+    assert not set(folder.name) & set("/\\*?|<>~ \n")
+
+
+def test_every_recipe_is_described_from_its_file():
+    described = [catalog.describe_recipe(name) for name in config.recipe_names()]
+    assert [each.name for each in described] == config.recipe_names()
+    assert all(each.summary.endswith(".") for each in described)
+    assert all("method" in each.parameters for each in described)
+
+
+def test_a_recipe_tells_its_defaults_as_on_a_command_line():
+    digits = catalog.describe_recipe("digits")
+    assert digits.parameters["method"] == "ncr"
+    assert digits.parameters["noise"] == "0.4"
+    assert catalog.describe_recipe("folder").parameters["path"] == ""
+
+
+def test_a_recipe_of_ones_own_is_read_and_not_run(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "raise SystemExit\ndef recipe(path, a=1, *, b='x', c):\n    '''Mine.\n\n    More.\n    '''\n"
+    )
+    found = catalog.describe_recipe(str(file))
+    assert found.summary == "Mine."
+    assert found.docstring == "Mine.\n\nMore."
+    assert found.parameters == {"path": "", "a": "1", "b": "x", "c": ""}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [("def other(): pass", "no function called recipe"), ("def (", "Python")]
+)
+def test_a_file_without_a_recipe_is_refused(tmp_path, content, told):
+    (tmp_path / "mine.py").write_text(content)
+    with pytest.raises(ValueError, match=told):
+        catalog.describe_recipe(str(tmp_path / "mine.py"))
