@@ -204,9 +204,7 @@ def test_a_run_of_python_keeps_its_weights_but_cannot_be_made_again(tmp_path):
     train(made().experiment, str(tmp_path))  # a folder may be text
     assert (tmp_path / "model.safetensors").exists()
     for command in (open_trained, evaluate):
-        with pytest.raises(
-            RunError, match=r"was trained from Python, not by a recipe, .* the origin= of config"
-        ):
+        with pytest.raises(RunError, match="experiment="):
             command(tmp_path)
 
 

@@ -354,7 +354,7 @@ def _card(trained: Trained, result: Mapping[str, Any] | None, format: Format) ->
         name: _without_folders(to_tree(getattr(experiment, name)))
         for name in ("noise", "objective", "backbone")
     }
-    recipe = _without_folders(str(trained.origin["recipe"]))  # one of a user's own is a path
+    recipe = _without_folders(str(trained.origin.get("recipe", "none")))  # may be a path
     learned = {
         "recipe": recipe,
         "epochs": experiment.epochs,

@@ -45,6 +45,10 @@ _NEEDED = (
 )
 
 
+_REMEMBERED: dict[Path, Experiment] = {}
+"""Experiments of runs that were trained from Python, not by a recipe, by their folders."""
+
+
 class Trained(NamedTuple):
     """What a run has learned."""
 
@@ -96,13 +100,24 @@ def read_origin(folder: Path) -> Mapping[str, Any]:
     return current
 
 
+def remember_experiment(folder: Path, experiment: Experiment) -> None:
+    """Let `read_experiment` answer for a run that was trained from Python, in this process."""
+    tree = read_origin(folder).get("experiment")
+    trees = [_with_whole_paths(each) for each in (tree, config.to_tree(experiment))]
+    if changed := config.substantial(config.differences(*trees), ()):
+        raise RunError(f"{folder} holds another experiment: {changed[0]}.", BAD_DATA)
+    _REMEMBERED[folder.resolve()] = experiment
+
+
 def read_experiment(folder: Path) -> Experiment:
     """The experiment of a run that was started by a recipe; RunError if it was not."""
     origin = read_origin(folder)
+    if "recipe" not in origin and folder.resolve() in _REMEMBERED:
+        return _REMEMBERED[folder.resolve()]
     if "recipe" not in origin:
         raise RunError(
-            f"{folder} was trained from Python, not by a recipe, so its data and network cannot be made again; give "
-            "train the origin= of config.call_recipe, or the arrays of the run to nearsay.audit",
+            f"{folder} was trained from an Experiment, not by a recipe. "
+            "Use nearsay.load(folder, experiment=...) in Python.",
             BAD_DATA,
         )
     return config.from_origin(origin).experiment
