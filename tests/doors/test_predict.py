@@ -100,6 +100,25 @@ def test_arrays_tensors_and_tables_get_the_same_answer_in_their_own_kind(run):
     assert rows[2, 0] == np.inf
 
 
+class Table:
+    """What is asked of a table of pandas."""
+
+    iloc = None
+
+    def __init__(self, rows, index):
+        self.rows, self.index = rows, index
+
+    def to_numpy(self):
+        return self.rows
+
+
+def test_the_index_of_a_table_stays_with_its_rows(run):
+    rows = np.random.default_rng(0).normal(size=(3, 32))
+    table = predict.predict(run, Table(rows, ["x", "y", "z"]))
+    assert table.index == ["x", "y", "z"]
+    assert table.labels == predict.predict(run, rows).labels
+
+
 def test_a_pandas_table_keeps_its_index(run):
     pandas = pytest.importorskip("pandas")
     rows = np.random.default_rng(0).normal(size=(3, 32))

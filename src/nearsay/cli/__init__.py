@@ -36,7 +36,7 @@ from nearsay.cli import (
 from nearsay.cli.streams import safe_streams, silence
 from nearsay.errors import INTERRUPTED, IO_FAILED, PREEMPTED, USAGE, exit_code, explain
 
-_WITH_BATCHES = ("train", "sweep")  # verbs whose batch size the user can choose
+_WITH_BATCHES = ("train", "sweep")  # verbs that take a batch size
 
 app = typer.Typer(
     help="Train on noisy labels, and find the labels that are likely wrong.",
@@ -114,7 +114,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
     except BrokenPipeError:
         return _end_without_reader()
     except SystemExit as stop:
-        # So typer ends where nobody reads the output, and after completing words for a shell.
+        # typer ends like this without a reader, and after it has completed words for a shell.
         return _end_without_reader() if stop.code == 1 else int(stop.code or 0)
     except (Exception, KeyboardInterrupt) as error:
         if is_debug:

@@ -54,6 +54,7 @@ def clean(
             raise ConfigError(f"{name} must be a number from 0 to 1, got {value}.")
     from nearsay.label_issues.cleaning import clean_run  # noqa: PLC0415  # brings torch
 
+    # An export of Label Studio is first made a table of corrections in the run folder.
     if corrections is not None and corrections.suffix.lower() == ".json":
         from nearsay.integrations.label_tools import read_label_studio  # noqa: PLC0415
 

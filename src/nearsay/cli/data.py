@@ -74,6 +74,7 @@ def check(
         print_table(make_table(("part", "status", "images", "expected"), rows))
     missing = [part for part in findings if part.status != "ok"]
     if not as_json:
+        # Parts of one archive have the same message: it is printed once.
         for message in dict.fromkeys(part.message for part in missing):
             print(message)
     if missing:

@@ -31,6 +31,7 @@ def demo(
 
     print(f"{door.TITLE}: cross-entropy (standard) and NCR, three seeds each.", file=sys.stderr)
     runs: list[Demonstrated] = []
+    # A line for every epoch of six runs would hide the table.
     with closing(make_display(quiet=quiet or not sys.stderr.isatty())) as display:
         for run in door.demonstrate(out, display=display):
             runs.append(run)
@@ -44,6 +45,7 @@ def demo(
     try:
         page = write_report([run.folder for run in runs], out / "report.html", title=door.TITLE)
         print(f"Curves and more: {page}")
+    # Drawing is an extra: without it, the table above is the result.
     except ImportError as error:
         print(f"note: no report: {error}", file=sys.stderr)
     name = shlex.quote(str(runs[-1].folder))

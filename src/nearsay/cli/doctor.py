@@ -63,6 +63,7 @@ def _package(name: str, least: str | None, extra: str | None) -> Finding:
     label = f"{name} [{extra}]" if extra else name
     version = _version(name)
     if not version:
+        # Extras are optional, so a missing one is no problem.
         if extra:
             return Finding(label, f'not installed; pip install ".[{extra}]" in the clone')
         return Finding(label, "not installed", "is missing; pip install . in the clone again")
@@ -70,6 +71,7 @@ def _package(name: str, least: str | None, extra: str | None) -> Finding:
     torch = _version("torch")
     if least and _numbers(version) < _numbers(least):
         problem = f"is older than {least}; pip install --upgrade {name}"
+    # A torchvision for CPUs does not load beside a torch for CUDA, nor the reverse.
     elif name == "torchvision" and ("+cpu" in version) != ("+cpu" in torch):
         problem = f"is not of one build with torch {torch}; install both from one index"
     return Finding(label, version, problem)

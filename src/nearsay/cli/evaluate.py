@@ -41,6 +41,7 @@ def evaluate(
 
     name = None if split is None else split.value
     report = task.evaluate(run, split=name, data=data, device=device)
+    # Both notes change what the numbers mean, so they are printed with --json too.
     if report["unreadable"]:
         print(f"note: {_describe_unreadable(report['unreadable'])}", file=sys.stderr)
     if report["labels_in_doubt"]:

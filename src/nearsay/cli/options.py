@@ -22,6 +22,7 @@ class Split(StrEnum):
 
 def _check_run(folder: Path) -> Path:
     """The folder, if it holds something of a run."""
+    # A damaged run may lack one of them; the verb itself then says what is missing.
     if not any((folder / name).exists() for name in ("experiment.json", "labels.npz")):
         raise typer.BadParameter(
             f"{str(folder)!r} holds no run. Use a folder that nearsay train has made."

@@ -60,6 +60,7 @@ def predict(
         tables.write(out, columns)
         wrong = f", {len(errors):,} of them with an error" if errors else ""
         print(f"Wrote {counted(num, 'row')}{wrong} to {out}.")
+    # The table is there all the same: it says what is wrong with each file.
     if num == len(errors):
         raise ValueError(f"no example could be read. The first error: {errors[0]}")
 
@@ -71,6 +72,7 @@ def _check_out(out: Path, paths: list[Path]) -> None:
 
     if out.suffix.lower() not in tables.ENDINGS:
         raise ConfigError(f"--out must end in one of {', '.join(tables.ENDINGS)}, got {out}.")
+    # A link may lead to an input, so names are not compared.
     if out.exists() and any(out.samefile(path) for path in paths):
         raise ConfigError(f"--out {out} would replace an input. Choose another file.")
     if not out.parent.is_dir():

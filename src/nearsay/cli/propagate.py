@@ -41,6 +41,7 @@ def propagate(
         ["examples", f"{report['num_examples']:,}"],
         ["labels changed", f"{report['num_changed']:,}"],
     ]
+    # The accuracies are known only where the clean labels are.
     if report["accuracy_before"] is not None:
         rows.append(["correct before", percent(report["accuracy_before"])])
         rows.append(["correct after (transductive)", percent(report["accuracy_after"])])

@@ -29,6 +29,7 @@ def recipes(
             "\nnearsay recipes NAME shows what one takes, nearsay train NAME KEY=VALUE trains it."
         )
         return
+    # The first line can be copied: it is the command with its defaults.
     recipe = describe_recipe(name)
     words = []
     for key, default in recipe.parameters.items():

@@ -57,6 +57,7 @@ def reproduce(
     For example: nearsay reproduce cifar --data toy --trials 1
     """
     target = out or Path("runs/paper-toy" if data == "toy" else "runs/paper")
+    # A line for every epoch of every run would fill a log file.
     with closing(make_display(quiet=quiet or not sys.stderr.isatty())) as display:
         done = make(
             name,

@@ -58,6 +58,7 @@ def review(
 
 def _has_screen() -> bool:
     """Whether somebody sits in front of this machine."""
+    # Without a terminal it is a script, or the other end of an ssh connection.
     if not sys.stdout.isatty():
         return False
     return sys.platform in ("darwin", "win32") or any(map(os.environ.get, _SCREENS))

@@ -29,7 +29,7 @@ class QuietStderr:
 
 
 class StdoutWithPath:
-    """A stdout whose errors name it, and which is otherwise the stream itself."""
+    """A stream with errors that name stdout, and otherwise the stream itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

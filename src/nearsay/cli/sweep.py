@@ -84,6 +84,7 @@ def sweep(
 
     For example: nearsay sweep digits method=standard,ncr seed=0,1,2
     """
+    # typer has checked the types. How the options fit together is checked before torch is imported.
     _check_options(search, trials, metric, storage)
     from nearsay import sweep as task  # noqa: PLC0415  # brings torch
     from nearsay.config.commands import default_sweep_folder  # noqa: PLC0415

@@ -58,6 +58,7 @@ class Compared(NamedTuple):
                 speed = [_whole(row["seconds"]), _whole(row["images_per_second"])]
                 first = [names[row["run"]]] if names else []
                 cells.append([*first, *_choices(row), *accuracies, *speed])
+            # A single run has no deviation, and its mean would repeat its row.
             if len(group.rows) > 1:
                 means = [_text(mean) for mean in group.means.values()]
                 title = f"{group.name}: mean ± std"
@@ -99,6 +100,7 @@ def find_finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
     """The finished runs of each folder: itself, or those in it; ValueError if there is none."""
     runs: dict[Path, list[Path]] = {}
     for folder in folders:
+        # A run folder stands for itself, another one for the runs in it, as after a sweep.
         inside = [folder] if _is_finished(folder) else sorted(folder.glob("*"))
         runs[folder] = [path for path in inside if _is_finished(path)]
     if not any(runs.values()):
@@ -164,4 +166,6 @@ def _names(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     if len({tuple(_choices(row)) for row in rows}) == len(rows):
         return {}
     last = {row["run"]: Path(row["run"]).name for row in rows}
-    return last if len(set(last.values())) == len(last) else {run: run for run in last}
+    if len(set(last.values())) == len(last):
+        return last
+    return {run: run for run in last}

@@ -36,6 +36,7 @@ def demonstrate(folder: Path, *, display: Display | None = None) -> Iterator[Dem
     for number, (method, seed) in enumerate(pairs, start=1):
         call = config.call_recipe("digits", ["noise=0.4", f"method={method}", f"seed={seed}"])
         target = folder / f"{method}-seed={seed}"
+        # The networks are so small that threads would only wait for each other.
         with one_thread():
             result = train(call.experiment, target, origin=call.origin, display=display)
         yield Demonstrated(number, len(pairs), method, seed, target, result)

@@ -56,24 +56,25 @@ class LabelTable:
 
     def __repr__(self) -> str:
         """How many examples there are, and the labels of the first of them."""
-        shown = ", ".join("unreadable" if label is None else label for label in self.labels[:5])
-        more = ", ..." if len(self) > 5 else ""
-        return f"<LabelTable of {len(self)}: {shown}{more}>"
+        shown = ", ".join(map(str, self.labels[:5]))
+        if len(self) > 5:
+            shown += ", ..."
+        return f"<LabelTable of {len(self)}: {shown}>"
 
     def to_columns(self) -> dict[str, list[Any]]:
         """Columns path (or index), label, probability of the label, and error."""
-        best = torch.as_tensor(self.probabilities).max(dim=1).values if len(self) else ()
-        names: list[Any] = list(range(len(self))) if self.paths is None else list(self.paths)
-        columns: dict[str, list[Any]] = {
-            "index" if self.paths is None else "path": names,
-            "label": list(self.labels),
-            "probability": [],
-            "error": [],
-        }
-        for row, probability in enumerate(map(float, best)):
-            error = self.errors.get(row)
-            columns["probability"].append(None if error else round(probability, 6))
-            columns["error"].append(error)
+        columns: dict[str, list[Any]] = {}
+        if self.paths is None:
+            columns["index"] = list(range(len(self)))
+        else:
+            columns["path"] = list(self.paths)
+        columns["label"] = list(self.labels)
+        best = torch.as_tensor(self.probabilities).max(dim=1).values
+        cells: list[float | None] = [round(share, 6) for share in best.tolist()]
+        for row in self.errors:
+            cells[row] = None
+        columns["probability"] = cells
+        columns["error"] = [self.errors.get(row) for row in range(len(self))]
         return columns
 
     def to_frame(self) -> Any:
@@ -118,7 +119,8 @@ def predict(model: Path, data: Any, *, device: str = "auto") -> LabelTable:
         if not source or type(error) is not ValueError:
             raise
         raise ValueError(f"{source}: {error}") from error
-    index = getattr(data, "index", None) if hasattr(data, "iloc") else None
+    # Only pandas tables have `iloc`; lists have an `index`, too, but it is a method.
+    index = data.index if hasattr(data, "iloc") else None
     errors = {**unreadable, **errors}
     table = _label_table(names, len(inputs), predictions, errors, classes, index)
     if isinstance(data, Tensor):
@@ -173,6 +175,7 @@ def _label_table(
 ) -> LabelTable:
     probabilities = torch.full((num, len(classes)), torch.nan)
     probabilities[predictions.indices] = predictions.logits.float().softmax(dim=1)
+    # argmax would take NaN for the largest number.
     best = probabilities.nan_to_num(nan=-1.0).argmax(dim=1).tolist()
     labels: list[str | None] = []
     for row, number in enumerate(best):
@@ -206,7 +209,7 @@ def _read_inputs(data: Any) -> tuple[list[str] | None, Tensor | Files, str]:
     if any(are_features) and not all(are_features):
         odd = paths[are_features.index(not are_features[0])]
         raise ValueError(
-            f"{paths[0]} and {odd} are not both images or both features; give one kind at a time"
+            f"{paths[0]} and {odd} must be both images or both features. Use one kind at a time."
         )
     if are_features[0]:
         names, features = _features(paths)
@@ -217,15 +220,20 @@ def _read_inputs(data: Any) -> tuple[list[str] | None, Tensor | Files, str]:
 
 def _as_tensor(data: Any) -> Tensor:
     """An array, a tensor or a table of pandas or polars: (N, D) float32, or images (N, C, H, W)."""
+    # Tables of pandas and polars have it.
     if hasattr(data, "to_numpy"):
         data = data.to_numpy()
-    tensor = data.detach().cpu() if isinstance(data, Tensor) else torch.from_numpy(np.array(data))
+    if not isinstance(data, Tensor):
+        data = torch.from_numpy(np.array(data))
+    tensor: Tensor = data.detach().cpu()
     if tensor.ndim not in (2, 4) or not len(tensor):
         raise ValueError(
             f"data must be features (N, D) or images (N, C, H, W), got {tuple(tensor.shape)}."
         )
-    # A copy, as rows that are not finite are replaced in it.
-    return tensor.float().clone() if tensor.ndim == 2 else tensor
+    if tensor.ndim == 4:
+        return tensor
+    # A copy, because rows that are not finite are replaced in it.
+    return tensor.float().clone()
 
 
 def _images(paths: Sequence[Path]) -> tuple[list[str], Files]:
@@ -260,11 +268,9 @@ def _images_below(folder: Path) -> list[str]:
 def _images_of_table(path: Path) -> list[str]:
     """The column `path` of a table; relative paths start at the folder of the table."""
     table = tables.read(path, columns=("path",))
-    if "path" not in table.columns:
-        raise ValueError(f"{path} must have a column path, got {', '.join(table.header)}.")
-    names = [cell for cell in table.columns["path"] if cell]
+    names = [cell for cell in table.columns.get("path", ()) if cell]
     if not names or len(names) < len(table.lines):
-        raise ValueError(f"{path} must have a path in every row.")
+        raise ValueError(f"{path} must have a column path, with a path in every row.")
     return [str(path.parent / name) for name in names]
 
 
@@ -276,8 +282,8 @@ def _features(paths: Sequence[Path]) -> tuple[list[str], Tensor]:
         rows = _read_features(path)
         if parts and rows.shape[1] != parts[0].shape[1]:
             raise ValueError(
-                f"{paths[0]} has {parts[0].shape[1]} features and {path} {rows.shape[1]}; "
-                "they must agree"
+                f"{path} must have {parts[0].shape[1]} features, as {paths[0]} has, "
+                f"got {rows.shape[1]}."
             )
         parts.append(rows)
         names += [f"{path}:{row}" for row in range(len(rows))]
@@ -301,7 +307,7 @@ def _replace_not_finite(names: Sequence[str] | None, features: Tensor) -> dict[i
     errors = {}
     for row in is_odd.nonzero()[:, 0].tolist():
         name = f"row {row}" if names is None else names[row]
-        errors[row] = f"{name} holds NaN or infinity; replace it by a finite float32"
+        errors[row] = f"{name} must hold finite float32 numbers, got NaN or infinity."
     return errors
 
 
@@ -321,7 +327,5 @@ def _read_arrays(path: Path) -> Any:  # an array of numbers, if all is well
             return loaded
         names = [name for name in loaded.files if name.lower() in FEATURE_NAMES] or loaded.files
         if len(names) != 1:
-            raise ValueError(
-                f"it has the arrays {', '.join(loaded.files[:9])}, none of them called features"
-            )
+            raise ValueError(f"it must have an array features, got {', '.join(loaded.files[:9])}")
         return loaded[names[0]]

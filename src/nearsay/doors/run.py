@@ -119,8 +119,9 @@ class Run:
         """
         from nearsay.training.evaluate import evaluate  # noqa: PLC0415  # has the name of the method
 
-        path = None if data is None else Path(data)
-        return evaluate(self.folder, split=split, data=path, device=device)
+        if data is not None:
+            data = Path(data)
+        return evaluate(self.folder, split=split, data=data, device=device)
 
     def audit(self, *, k: int = 20, device: str = "auto", write: bool = False) -> Audit:
         """Find labels that are likely wrong, from the predictions and the dynamics of the run.
@@ -286,6 +287,7 @@ def _describe(folder: Path) -> str:
 
 def _find_display(*, quiet: bool) -> Any:
     """Progress as text that is redrawn in a notebook, else as the command line shows it."""
+    # In a notebook stderr is a red block that only grows, and terminals of IPython are terminals.
     shell = sys.modules.get("IPython")
     if quiet or shell is None or type(shell.get_ipython()).__name__ != "ZMQInteractiveShell":
         return make_display(quiet=quiet)
@@ -334,6 +336,7 @@ class Notebook:
 
     def _draw(self) -> None:
         data = {"text/plain": "\n".join([*self._fixed, self._now]).rstrip()}
+        # The first call makes the output, the later ones replace its text.
         if self._handle is None:
             self._handle = self._show(data, raw=True, display_id=True)
         else:

@@ -305,7 +305,7 @@ def _answers(task: Any, place: str, labels: Labels) -> Iterator[tuple[int, str]]
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none of anything else."""
+    """The objects of a list; [] for anything else."""
     items = value if isinstance(value, list) else []
     return [item for item in items if isinstance(item, dict)]
 

@@ -35,7 +35,7 @@ class Cleaned(NamedTuple):
     """The new labels of a run, and the files in which they were written."""
 
     given: Tensor  # (N,) the new labels; −1 for those that were dropped
-    relabeled: Tensor  # numbers of the examples whose label changed
+    relabeled: Tensor  # numbers of the examples with another label
     dropped: Tensor  # numbers of the examples that lost their label
     review: Tensor  # numbers of the examples that are suspicious and kept their label
     files: tuple[Path, ...]
@@ -82,7 +82,7 @@ def clean_run(
         drop_below: drop other issues with a lower score than this; by default 0.5.
         corrections: a table of `index` and `label` (empty to drop it) that has the last word; by
             default `corrections.csv` in the folder. The last row of an example counts; a row
-            whose `decision` is skip does not.
+            with the `decision` skip does not.
     """
     for name, limit in (("relabel_above", relabel_above), ("drop_below", drop_below)):
         if limit is not None:

@@ -33,7 +33,7 @@ RECALLS = (0.8, 0.9, 0.95)
 DOUBTFUL = 0.4
 """An estimated noise rate above this may come from the network and not from the labels."""
 MOST_CLASSES = 100
-"""The most classes of which audit.json holds the noise matrix: its size grows with their square."""
+"""With more classes, audit.json has no noise matrix: its size grows with their square."""
 _UNREADABLE = "unreadable"
 _HELD_OUT = "held out"
 
