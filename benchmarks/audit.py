@@ -49,8 +49,8 @@ from nearsay import config, metrics
 from nearsay.batch import Labels
 from nearsay.data import Cifar10
 from nearsay.doors.audit import audit_run
-from nearsay.doors.clean import DROP_BELOW, RELABEL_ABOVE, clean_run
 from nearsay.errors import exit_code, explain
+from nearsay.label_issues.cleaning import DROP_BELOW, RELABEL_ABOVE, clean_run
 from nearsay.label_issues.duplicates import same_pictures, shrink
 from nearsay.label_issues.noise_rate import noise_matrix
 from nearsay.training.loop import train

@@ -103,7 +103,7 @@ MUTANTS = [
     Mutant("bells without their normalization", ESTIMATES, "shares.log() - deviations.log() -", "shares.log() -", AUDIT_TESTS),
     Mutant("nothing from confident learning", JUDGMENTS, "others.append(noise_rate.confident_share(beliefs, seen_labels))", "pass", AUDIT_TESTS),
     Mutant("silence counted as consent", JUDGMENTS, "is_seen = is_scored & (total.sum(dim=1) > 0)", "is_seen = is_scored", AUDIT_TESTS),
-    Mutant("an audit of other labels cleaned", "doors/clean.py", "if [numbers.get(name, -1) for name in given] != labels.given.tolist():", "if False:", ("tests/doors/test_clean.py",)),
+    Mutant("an audit of other labels cleaned", "label_issues/cleaning.py", "if [numbers.get(name, -1) for name in given] != labels.given.tolist():", "if False:", ("tests/label_issues/test_cleaning.py",)),
 ]  # fmt: skip
 
 

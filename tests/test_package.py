@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
-from nearsay.doors.compare import DEMO_TITLE
+from nearsay.doors.demo import TITLE
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,7 +72,7 @@ def test_the_demonstration_says_what_it_is_once(tmp_path):
     """The command has a heading of its own."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     words = ["make", "demo", "--assume-old", ".venv/core", "BIN=."]
-    (tmp_path / "nearsay").write_text(f"#!/bin/sh\necho '{DEMO_TITLE}: once'\n")
+    (tmp_path / "nearsay").write_text(f"#!/bin/sh\necho '{TITLE}: once'\n")
     (tmp_path / "nearsay").chmod(0o755)
     made = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert (made.stdout.count(DEMO_TITLE), made.returncode) == (1, 0)
+    assert (made.stdout.count(TITLE), made.returncode) == (1, 0)

@@ -14,6 +14,7 @@ __all__ = [
     "Batch",
     "Bootstrap",
     "CrossEntropy",
+    "Experiment",
     "Labels",
     "Loss",
     "Mixup",
@@ -22,19 +23,24 @@ __all__ = [
     "Objective",
     "Outputs",
     "Predictions",
+    "Run",
     "audit",
     "bootstrap",
     "cross_entropy",
     "elr",
     "gjs",
+    "load",
     "ncr",
     "one_hot",
     "pad",
     "propagate_labels",
+    "train",
 ]
 
 if TYPE_CHECKING:
     from nearsay.batch import Batch, Labels, Loss, Objective, Outputs, Predictions, one_hot, pad
+    from nearsay.doors.run import Run, load, train
+    from nearsay.experiment import Experiment
     from nearsay.integrations.sklearn import NCRClassifier
     from nearsay.label_issues import Audit, audit
     from nearsay.label_propagation import propagate_labels
@@ -51,6 +57,8 @@ _MODULES = {
     "label_issues": ("Audit", "audit"),
     "transforms": ("Mixup",),
     "batch": ("Batch", "Labels", "Loss", "Objective", "Outputs", "Predictions", "one_hot", "pad"),
+    "doors.run": ("Run", "load", "train"),
+    "experiment": ("Experiment",),
     "integrations.sklearn": ("NCRClassifier",),
     "losses.memory_bank": ("Bank",),
     "losses.bootstrap": ("Bootstrap", "bootstrap"),

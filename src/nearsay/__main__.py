@@ -1,13 +1,13 @@
-"""The command `nearsay`, and `python -m nearsay`: Ctrl-C ends it without a word while it is still being read."""
+"""The command `nearsay`, and `python -m nearsay`; Ctrl-C ends it silently while it is imported."""
 
 import signal
 import sys
 
 
 def start() -> int:
-    """Read the command line, which takes a moment, and run it; returns the exit code."""
+    """Import the command line, which takes a moment, and run it; returns the exit code."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # a shell may have said to ignore it
+    if before is signal.default_int_handler:  # a shell may have set it to be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from nearsay.cli import main  # noqa: PLC0415  # see above
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nearsay.batch import Labels
-from nearsay.doors.clean import clean_run
 from nearsay.errors import ChangedFile, RunError, TableError
+from nearsay.label_issues.cleaning import clean_run
 from nearsay.label_issues.corrections import DECISIONS, Corrections, Entry
 from nearsay.training.run_folder import read_labels
 

@@ -70,7 +70,8 @@ def test_a_killed_review_has_all_that_it_answered_and_goes_on(run, capsys, monke
     )
     assert cli.main(["review", str(run), "--open"]) == 0
     said = capsys.readouterr().out
-    assert f"1 label was decided, and 21 in all: they are in {run / 'corrections.csv'}" in said
+    assert "21 in all" in said
+    assert str(run / "corrections.csv") in said
     assert f"nearsay clean {run}" in said
     assert tables.read(run / "corrections.csv").columns["decision"] == ["keep"] * 20 + ["drop"]
 

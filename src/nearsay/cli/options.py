@@ -1,36 +1,38 @@
-"""Options and arguments that several verbs share."""
+"""Options and arguments that several verbs share, and the printing of JSON."""
 
 import json
 import re
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from nearsay.config import recipe_names
 
 
-def _folder(help: str) -> Any:  # what typer takes for the description of an argument
-    return typer.Argument(
-        help=help, metavar="RUN", exists=True, file_okay=False, show_default=False, callback=_run
-    )
+class Split(StrEnum):
+    """Parts of a data set."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
+    SECOND_TEST = "second_test"
 
 
-def _run(folder: Path) -> Path:
-    """The folder, if something of a run is in it."""
+def _check_run(folder: Path) -> Path:
+    """The folder, if it holds something of a run."""
+    # A damaged run may lack one of them; the verb itself then says what is missing.
     if not any((folder / name).exists() for name in ("experiment.json", "labels.npz")):
         raise typer.BadParameter(
-            f"{str(folder)!r} holds no run; give the folder that nearsay train has named"
+            f"{str(folder)!r} holds no run. Use a folder that nearsay train has made."
         )
     return folder
 
 
-def check_device(device: str | None) -> str | None:
-    """The device, if it can be one."""
+def _check_device(device: str | None) -> str | None:
     if device is not None and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise typer.BadParameter(
-            f"{device!r} must be auto, cpu, cuda, or one of several such as cuda:1"
-        )
+        raise typer.BadParameter(f"must be auto, cpu, cuda or a number like cuda:1, got {device!r}")
     return device
 
 
@@ -43,18 +45,32 @@ Recipe = Annotated[
         show_default=False,
     ),
 ]
-Run = Annotated[Path, _folder("Folder that nearsay train has made.")]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder of a run, made by nearsay train.",
+        metavar="RUN",
+        exists=True,
+        file_okay=False,
+        show_default=False,
+        callback=_check_run,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[
-    str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.", callback=check_device)
+    str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.", callback=_check_device)
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="Folder of the run; by default below runs/.", metavar="DIR"),
+RecipeDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="auto, cpu, cuda or cuda:1. Same as --set machine.device=...",
+        callback=_check_device,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
 def print_json(value: object) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     print(json.dumps(value, ensure_ascii=False, default=str))

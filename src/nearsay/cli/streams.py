@@ -1,4 +1,4 @@
-"""What a command writes to, whatever has become of it: closed, full, or without a reader."""
+"""Standard output and error, which may be closed, full, or without a reader."""
 
 import os
 import sys
@@ -7,20 +7,20 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from typing import Any, TextIO, cast
 
 
-class Unfailing:
-    """A stream that drops what cannot be written; all else is as in the stream itself."""
+class QuietStderr:
+    """A stream that drops what cannot be written, and is otherwise the stream itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As if all of it had been written."""
+        """Write what can be written."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Written now, if it can be."""
+        """Flush, if it is possible."""
         with suppress(OSError):
             self._stream.flush()
 
@@ -28,19 +28,19 @@ class Unfailing:
         return getattr(self._stream, name)
 
 
-class Named:
-    """A stdout that says which file it is when it cannot be written; all else is as in the stream itself."""
+class StdoutWithPath:
+    """A stream with errors that name stdout, and otherwise the stream itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """All of it, now or later."""
+        """Write; the OSError names stdout."""
         with self._named():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Written now."""
+        """Flush; the OSError names stdout."""
         with self._named():
             self._stream.flush()
 
@@ -51,30 +51,30 @@ class Named:
     def _named(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # nobody wants to read it
+        except BrokenPipeError:
+            # The reader has left on purpose, as head does.
             raise
         except OSError as error:
-            told = f"{error.strerror}; send it where it can be written"
-            raise OSError(error.errno, told, "stdout") from error
+            reason = f"{error.strerror}; send it where it can be written"
+            raise OSError(error.errno, reason, "stdout") from error
 
 
 @contextmanager
-def told_if_possible() -> Iterator[None]:
-    """Let progress and complaints go to stderr as far as they can: no training ends because nobody can read of it.
+def safe_streams() -> Iterator[None]:
+    """Let no training end because its progress cannot be written to stderr.
 
-    What cannot go to stdout ends the command, as that is its result, in a sentence that names it.
-    A stream that was closed before Python began is replaced by one that keeps nothing.
+    What cannot be written to stdout ends the command, because that is its result. A stream that
+    was closed before Python began is replaced by one that keeps nothing.
     """
-    sys.stdout, sys.stderr = (_or_nothing(stream) for stream in (sys.stdout, sys.stderr))
+    sys.stdout, sys.stderr = (_open_or_null(stream) for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal cannot show is no reason to stop.
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a name that the terminal cannot show is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
     inner = sys.stdout, sys.stderr
-    named, unfailing = cast(TextIO, Named(sys.stdout)), cast(TextIO, Unfailing(sys.stderr))
+    named, quiet = cast(TextIO, StdoutWithPath(sys.stdout)), cast(TextIO, QuietStderr(sys.stderr))
     try:
-        with redirect_stdout(named), redirect_stderr(unfailing):
+        with redirect_stdout(named), redirect_stderr(quiet):
             yield
     finally:
         for stream in inner:
@@ -85,9 +85,10 @@ def told_if_possible() -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Nothing that is still in the stream may complain when Python ends."""
+    """Drop what is still in the stream, so that Python ends without a complaint."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _or_nothing(stream: TextIO | None) -> TextIO:
-    return open(os.devnull, "w") if stream is None else stream  # open until Python ends
+def _open_or_null(stream: TextIO | None) -> TextIO:
+    # It stays open until Python ends.
+    return open(os.devnull, "w") if stream is None else stream

@@ -1,18 +1,20 @@
-"""Finished runs side by side, with means over seeds; and the demonstration, which is such a comparison."""
+"""Finished runs side by side, with means over seeds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nearsay import config
-from nearsay.report.runs import FinishedRun, Spread, each_once, group_runs, read_run, spread
-from nearsay.training.loop import train
-from nearsay.training.progress import Display, percent
-from nearsay.training.system import one_thread
+from nearsay.report.runs import (
+    OTHER_JUDGES,
+    FinishedRun,
+    Spread,
+    each_once,
+    group_runs,
+    judges_differ,
+    read_run,
+)
+from nearsay.training.progress import percent
 
-DEMO_TITLE = "Digits, 40 % of the labels drawn at random"
-DEMO_METHODS = ("standard", "ncr")
-DEMO_SEEDS = (0, 1, 2)
 ACCURACIES = ("final", "best", "last_10")
 
 
@@ -21,68 +23,119 @@ class Group(NamedTuple):
 
     name: str
     rows: list[dict[str, Any]]  # one for each run
-    num_seeds: int  # without runs that are another one again
+    num_seeds: int  # copies of a run count once
     means: dict[str, Spread | None]  # by the names of the accuracies
 
 
-class Demonstrated(NamedTuple):
-    """One run of the demonstration."""
+class Compared(NamedTuple):
+    """Runs side by side."""
 
-    number: int  # from 1
-    total: int
-    method: str
-    seed: int
-    folder: Path
-    result: dict[str, Any]
+    split: str  # what all of them were judged on
+    groups: list[Group]
+    folders: list[Path]  # of all runs in the groups, in the order in which they were named
+    notes: list[str]  # what the user should know: runs that were left out, other judges
+
+    def to_tree(self) -> dict[str, Any]:
+        """The groups as JSON."""
+        groups = []
+        for group in self.groups:
+            means = {name: mean and mean._asdict() for name, mean in group.means.items()}
+            groups.append({"name": group.name, "means": means, "runs": group.rows})
+        return {"split": self.split, "groups": groups}
+
+    def to_cells(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows of a table: every run, and after the runs of a group their means."""
+        headers = [
+            "method",
+            "recipe",
+            "noise",
+            "seed",
+            f"{self.split}, final",
+            "best",
+            "mean of last 10 or fewer",
+            "seconds",
+            "images/s",
+        ]
+        names = _names([row for group in self.groups for row in group.rows])
+        cells: list[list[str]] = []
+        for group in self.groups:
+            for row in group.rows:
+                accuracies = [percent(row[name]) for name in ACCURACIES]
+                speed = [_whole(row["seconds"]), _whole(row["images_per_second"])]
+                first = [names[row["run"]]] if names else []
+                cells.append([*first, *_choices(row), *accuracies, *speed])
+            # A single run has no deviation, and its mean would repeat its row.
+            if len(group.rows) > 1:
+                means = [_text(mean) for mean in group.means.values()]
+                title = f"{group.name}: mean ± std"
+                first = [title, ""] if names else [title]
+                cells.append([*first, "", "", f"n={group.num_seeds}", *means, "", ""])
+        return (["run", *headers] if names else headers), cells
 
 
-def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
-    """The runs, each once; ValueError if one is not finished."""
-    return [read_run(folder) for folder in each_once(folders)]
+def compare(folders: Sequence[Path], *, split: str | None = None) -> Compared:
+    """Compare finished runs, those that differ in their seeds alone as a group.
+
+    Args:
+        folders: run folders, or folders of runs as `nearsay sweep` makes them.
+        split: test, validation or second_test; ValueError if a run was not judged on it. By
+            default test, or validation where more runs have it; the others are left out.
+    """
+    notes: list[str] = []
+    chosen: list[Path] = []
+    for folder, finished in find_finished(folders).items():
+        chosen += finished
+        if not finished:
+            notes.append(f"{folder} holds no finished run and is left out")
+    runs = [read_run(folder) for folder in each_once(chosen)]
+    if split is None:
+        # What most of the runs were judged on, test where validation has no more.
+        split = max(("test", "validation"), key=lambda name: len(_judged_on(runs, name)))
+        judged = _judged_on(runs, split)
+        for run in runs:
+            if judged and run not in judged:
+                notes.append(f"{run.path} was not judged on {split} and is left out")
+        runs = judged or runs
+    groups = _group(runs, split)
+    if judges_differ(runs, split):
+        notes.append(OTHER_JUDGES)
+    return Compared(split, groups, [run.path for run in runs], notes)
 
 
-def compare(runs: Sequence[FinishedRun], *, split: str = "test") -> list[Group]:
-    """The runs by what they have in common; ValueError if one knows nothing of the split."""
-    judged = {run.path for run in judged_on(runs, split)}
+def find_finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
+    """The finished runs of each folder: itself, or those in it; ValueError if there is none."""
+    runs: dict[Path, list[Path]] = {}
+    for folder in folders:
+        # A run folder stands for itself, another one for the runs in it, as after a sweep.
+        inside = [folder] if _is_finished(folder) else sorted(folder.glob("*"))
+        runs[folder] = [path for path in inside if _is_finished(path)]
+    if not any(runs.values()):
+        raise ValueError(
+            f"{folders[0]} must hold a finished run. "
+            "Use folders that nearsay train or nearsay sweep has made."
+        )
+    return runs
+
+
+def _group(runs: Sequence[FinishedRun], split: str) -> list[Group]:
+    judged = _judged_on(runs, split)
     for run in runs:
-        if run.path not in judged:
+        if run not in judged:
             known = " and ".join(run.result.get("accuracy") or ()) or "none"
             raise ValueError(
-                f"{run.path} has no accuracy on split={split!r}; it has {known}; choose a split that all runs have, or "
-                "leave this one out"
+                f"split must be one that {run.path} was judged on ({known}), got {split!r}. "
+                "Choose another split, or leave this run out."
             )
-    return [
-        Group(
-            group.name,
-            [_row(run, split) for run in group.runs],
-            group.num_seeds,
-            {name: group.spread("accuracy", split, name) for name in ACCURACIES},
-        )
-        for group in group_runs(runs)
-    ]
+    groups = []
+    for group in group_runs(runs):
+        rows = [_row(run, split) for run in group.runs]
+        means = {name: group.spread("accuracy", split, name) for name in ACCURACIES}
+        groups.append(Group(group.name, rows, group.num_seeds, means))
+    return groups
 
 
-def judged_on(runs: Sequence[FinishedRun], split: str) -> list[FinishedRun]:
-    """Those that have an accuracy on a split."""
+def _judged_on(runs: Sequence[FinishedRun], split: str) -> list[FinishedRun]:
     return [run for run in runs if run.number("accuracy", split, "final") is not None]
-
-
-def common_split(runs: Sequence[FinishedRun]) -> str:
-    """What most of the runs were judged on, test where validation has no more."""
-    return max(("test", "validation"), key=lambda split: len(judged_on(runs, split)))
-
-
-def finished(folders: Sequence[Path]) -> dict[Path, list[Path]]:
-    """The finished runs of each folder: itself, or those in it, as after a sweep; ValueError if there is none."""
-    found = {
-        folder: [folder] if _is_finished(folder) else sorted(filter(_is_finished, folder.glob("*")))
-        for folder in folders
-    }
-    if not any(found.values()):
-        raise ValueError(
-            f"{folders[0]} holds no finished run; give folders that nearsay train or nearsay sweep has made"
-        )
-    return found
 
 
 def _is_finished(folder: Path) -> bool:
@@ -102,97 +155,23 @@ def _row(run: FinishedRun, split: str) -> dict[str, Any]:
     }
 
 
-def as_tree(group: Group) -> dict[str, Any]:
-    """A group as JSON."""
-    means = {name: each._asdict() if each else None for name, each in group.means.items()}
-    return {"name": group.name, "means": means, "runs": group.rows}
-
-
-def comparison_cells(groups: Sequence[Group], split: str) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of a table: every run, and after those of a group their means."""
-    headers = [
-        "method",
-        "recipe",
-        "noise",
-        "seed",
-        f"{split}, final",
-        "best",
-        "mean of last 10 or fewer",
-        "seconds",
-        "images/s",
-    ]
-    names = _names([row for group in groups for row in group.rows])
-    rows = []
-    for group in groups:
-        for row in group.rows:
-            speed = [
-                "-" if row[name] is None else f"{row[name]:,.0f}"
-                for name in ("seconds", "images_per_second")
-            ]
-            told = [*_told(row), *(percent(row[name]) for name in ACCURACIES), *speed]
-            rows.append([names[row["run"]], *told] if names else told)
-        if len(group.rows) > 1:
-            means = [each.text(scale=100) if each else "-" for each in group.means.values()]
-            told = [f"{group.name}: mean ± std", "", "", f"n={group.num_seeds}", *means, "", ""]
-            rows.append([told[0], "", *told[1:]] if names else told)
-    return (["run", *headers] if names else headers), rows
-
-
-def _told(row: dict[str, Any]) -> list[str]:
+def _choices(row: dict[str, Any]) -> list[str]:
     return [row["method"], row["recipe"], percent(row["noise"]), str(row["seed"])]
 
 
+def _whole(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.0f}"
+
+
+def _text(mean: Spread | None) -> str:
+    return "-" if mean is None else mean.text(scale=100)
+
+
 def _names(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """What to call each run where a table could not tell them apart otherwise; nothing where it can."""
-    if len({tuple(_told(row)) for row in rows}) == len(rows):
+    """A name for each run where the choices alone do not tell the runs apart; {} where they do."""
+    if len({tuple(_choices(row)) for row in rows}) == len(rows):
         return {}
     last = {row["run"]: Path(row["run"]).name for row in rows}
-    return last if len(set(last.values())) == len(last) else {run: run for run in last}
-
-
-def demo_cells(runs: Sequence[Demonstrated]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of a table: every seed, then mean and deviation; the gain; and confidence in labels."""
-    seeds = sorted({each.seed for each in runs})
-    results = {(each.method, each.seed): each.result for each in runs}
-    plain, better = DEMO_METHODS
-    finals = {
-        method: [results[method, seed]["accuracy"]["test"]["final"] for seed in seeds]
-        for method in DEMO_METHODS
-    }
-    rows = [
-        [method, *map(percent, finals[method]), _mean(finals[method])] for method in DEMO_METHODS
-    ]
-    gains = [after - before for before, after in zip(finals[plain], finals[better], strict=True)]
-    rows.append(
-        [f"{better} above {plain}, points", *(f"{100 * gain:+.1f}" for gain in gains), _mean(gains)]
-    )
-    for kind in ("right", "wrong"):
-        for method in DEMO_METHODS:
-            values = [results[method, seed]["confidence"][kind] for seed in seeds]
-            rows.append(
-                [f"confidence in {kind} labels, {method}", *map(percent, values), _mean(values)]
-            )
-    return [
-        "test accuracy after the last epoch",
-        *(f"seed {seed}" for seed in seeds),
-        "mean ± std",
-    ], rows
-
-
-def _mean(shares: Sequence[float]) -> str:
-    found = spread(shares)
-    return "-" if found is None else found.text(scale=100)
-
-
-def demonstrate(folder: Path, *, display: Display | None = None) -> Iterator[Demonstrated]:
-    """Train on digits with 40 % of the labels drawn at random, by cross-entropy and by NCR, three seeds each.
-
-    What is finished in the folder is not done again.
-    """
-    pairs = [(method, seed) for seed in DEMO_SEEDS for method in DEMO_METHODS]
-    for number, (method, seed) in enumerate(pairs, start=1):
-        call = config.call_recipe("digits", ["noise=0.4", f"method={method}", f"seed={seed}"])
-        target = folder / f"{method}-seed={seed}"
-        with one_thread():
-            result = train(call.experiment, target, origin=call.origin, display=display)
-        yield Demonstrated(number, len(pairs), method, seed, target, result)
+    if len(set(last.values())) == len(last):
+        return last
+    return {run: run for run in last}

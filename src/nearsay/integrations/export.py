@@ -372,7 +372,7 @@ def _card(trained: Trained, result: Mapping[str, Any] | None, format: Format) ->
     experiment, labels = trained.experiment, trained.labels
     # The recipe of a user is a path.
     method = {
-        "recipe": _without_folders(str(trained.origin["recipe"])),
+        "recipe": _without_folders(str(trained.origin.get("recipe", "none"))),
         "epochs": experiment.epochs,
         "networks": experiment.networks,
     }

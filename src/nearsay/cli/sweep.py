@@ -37,17 +37,17 @@ def sweep(
     changes: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="The same for one field, as in objective.k=5,10.", metavar="FIELD=A,B,C"
+            "--set", help="A list for one field, as in objective.k=5,10.", metavar="FIELD=A,B,C"
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the runs; by default below runs/.", metavar="DIR"),
+        typer.Option("--out", help="Folder of the runs. By default below runs/.", metavar="DIR"),
     ] = None,
     at_once: Annotated[
         int,
         typer.Option(
-            "--at-once", help="How many runs at the same time; all must fit into memory.", min=1
+            "--at-once", help="How many runs at the same time. All must fit into memory.", min=1
         ),
     ] = 1,
     search: Annotated[
@@ -56,16 +56,16 @@ def sweep(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option("--trials", help="Runs of the search in all; it needs this number.", min=1),
+        typer.Option("--trials", help="Total number of runs of a search. Required there.", min=1),
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", help="What a search maximizes: validation; never test.")
+        str, typer.Option("--metric", help="What a search maximizes: validation, never test.")
     ] = "validation",
     storage: Annotated[
         str | None,
         typer.Option(
             "--storage",
-            help="A database for a search on many machines; by default a file.",
+            help="A database for a search on many machines. By default a file.",
             metavar="ADDRESS",
         ),
     ] = None,
@@ -77,47 +77,46 @@ def sweep(
 ) -> None:
     """Train every combination of settings, or search ranges.
 
-    The same command again goes on: what is finished is not run again. A run that fails is told at the end and stops no
-    other; the exit code is then 70. Values that hold commas stand in brackets, as in backbone.hidden=(64,32),(128,).
+    The same command again continues: finished runs are not trained again. A failed run stops no
+    other run; it is named at the end, and the exit code is then 70. Values that contain commas
+    stand in brackets, as in backbone.hidden=(64,32),(128,).
 
-    For example: nearsay sweep digits method=standard,ncr seed=0,1,2 --set optimizer.lr=0.05,0.1
+    For example: nearsay sweep digits method=standard,ncr seed=0,1,2
     """
+    # typer has checked the types. How the options fit together is checked before torch is imported.
     _check_options(search, trials, metric, storage)
-    from nearsay import sweep as sweeping  # noqa: PLC0415  # brings torch
+    from nearsay import sweep as task  # noqa: PLC0415  # brings torch
     from nearsay.config import default_sweep_folder  # noqa: PLC0415
     from nearsay.sweep.table import summarize  # noqa: PLC0415
 
-    listed, changed = arguments or [], changes or []
-    folder = default_sweep_folder(recipe, listed, changed) if out is None else out
+    words, fields = arguments or [], changes or []
+    folder = default_sweep_folder(recipe, words, fields) if out is None else out
     if search is None:
-        planned = sweeping.grid(recipe, listed, changed)
+        planned = task.grid(recipe, words, fields)
         if dry_run:
             _print_grid(planned, folder, as_json=as_json)
             return
         with closing(make_display(quiet=quiet)) as display:
             teller = _Teller(display, len(planned), quiet=quiet)
-            outcomes = sweeping.run_all(
-                planned, folder, at_once=at_once, display=display, tell=teller
-            )
+            outcomes = task.run_all(planned, folder, at_once=at_once, display=display, tell=teller)
         summary = summarize(outcomes, folder)
     else:
-        space = sweeping.make_space(recipe, listed, changed)
+        space = task.make_space(recipe, words, fields)
         assert trials is not None
         if dry_run:
             _print_space(space, folder, trials, as_json=as_json)
             return
         with closing(make_display(quiet=quiet)) as display:
-            teller = _Teller(display, trials, quiet=quiet)
-            found = sweeping.search(
+            study = task.search(
                 space,
                 folder,
                 trials=trials,
                 storage=storage,
                 at_once=at_once,
                 display=display,
-                tell=teller,
+                tell=_Teller(display, trials, quiet=quiet),
             )
-        summary = summarize(found.outcomes, folder, found=found)
+        summary = summarize(study.outcomes, folder, found=study)
     _print_summary(summary, folder, as_json=as_json)
     if summary.failed:
         raise typer.Exit(INTERNAL)
@@ -131,11 +130,12 @@ class _Teller:
 
     def __call__(self, outcome: "Outcome") -> None:
         self._number += 1
-        self._display.close()  # a run that failed has left its bar
+        # A run that failed has left its progress bar on the terminal.
+        self._display.close()
         if not self._quiet:
-            told = "finished" if outcome.result is not None else f"failed: {outcome.error}"
+            end = "finished" if outcome.result is not None else f"failed: {outcome.error}"
             before = "" if outcome.is_new else " before"
-            print(f"{self._number}/{self._total}  {outcome.name}: {told}{before}", file=sys.stderr)
+            print(f"{self._number}/{self._total}  {outcome.name}: {end}{before}", file=sys.stderr)
 
 
 def _check_options(
@@ -143,51 +143,38 @@ def _check_options(
 ) -> None:
     if metric == "test":
         raise ConfigError(
-            "--metric test is refused: hyper-parameters are never chosen on test, or it would no longer measure them; "
-            "leave it at validation"
+            "--metric must be validation, got test. "
+            "Settings chosen on the test set would make its accuracy too good."
         )
     if metric not in ("validation", "held-out"):
-        raise ConfigError(
-            f"--metric {metric} is no accuracy of a run; it is validation, also called held-out"
-        )
+        raise ConfigError(f"--metric must be validation (or held-out), got {metric}.")
     if search is not None and trials is None:
-        raise ConfigError("--search optuna needs the number of runs, such as --trials 20")
+        raise ConfigError("--search optuna needs a number of runs. Try --trials 20.")
     for name, value in (("--trials", trials), ("--storage", storage)):
         if search is None and value is not None:
-            raise ConfigError(
-                f"{name} {value} is for a search; add --search optuna, or leave it out"
-            )
+            raise ConfigError(f"{name} {value} needs --search optuna.")
 
 
 def _print_grid(planned: "Sequence[Planned]", folder: Path, *, as_json: bool) -> None:
     if as_json:
-        runs = [{"run": str(folder / each.name), "words": each.words} for each in planned]
+        runs = [{"run": str(folder / run.name), "words": run.words} for run in planned]
         print_json({"sweep": str(folder), "runs": runs})
         return
-    for each in planned:
-        print(shlex.join(["nearsay", "train", *each.words, "--out", str(folder / each.name)]))
+    for run in planned:
+        print(shlex.join(["nearsay", "train", *run.words, "--out", str(folder / run.name)]))
     print(f"{counted(len(planned), 'run')} would be in {folder}.", file=sys.stderr)
 
 
 def _print_space(space: "Space", folder: Path, trials: int, *, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {
-                "sweep": str(folder),
-                "trials": trials,
-                "space": {each.key: each.text for each in space.choices},
-            }
-        )
+        ranges = {choice.key: choice.text for choice in space.choices}
+        print_json({"sweep": str(folder), "trials": trials, "space": ranges})
         return
-    kinds = [
-        (
-            each.key,
-            each.text,
-            "whole numbers" if each.range is not None and each.range.is_whole else "",
-        )
-        for each in space.choices
-    ]
-    print_table(make_table(("", "", ""), kinds))
+    rows = []
+    for choice in space.choices:
+        is_whole = choice.range is not None and choice.range.is_whole
+        rows.append((choice.key, choice.text, "whole numbers" if is_whole else ""))
+    print_table(make_table(("", "", ""), rows))
     print(f"{counted(trials, 'trial')} would be in {folder}.", file=sys.stderr)
 
 
@@ -195,14 +182,8 @@ def _print_summary(summary: "Summary", folder: Path, *, as_json: bool) -> None:
     if summary.doubt:
         print(f"note: {summary.doubt}", file=sys.stderr)
     if as_json:
-        print_json(
-            {
-                "sweep": str(folder),
-                "csv": str(summary.table),
-                "json": str(summary.record),
-                **summary.tree,
-            }
-        )
+        files = {"csv": str(summary.table), "json": str(summary.record)}
+        print_json({"sweep": str(folder), **files, **summary.tree})
         return
     print_table(make_table(summary.headers, summary.rows))
     for outcome in summary.failed:
