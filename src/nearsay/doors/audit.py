@@ -20,10 +20,10 @@ from nearsay.data.labels_file import digest_names, recorded_digest, recorded_row
 from nearsay.data.tables import Cell
 from nearsay.errors import BAD_DATA, ImageError, RunError, TableError, first_line
 from nearsay.experiment import Experiment
+from nearsay.files import load_sealed
 from nearsay.label_issues import Audit, audit
 from nearsay.label_issues.corrections import read_corrections
 from nearsay.label_issues.duplicates import Thumbnails, shrink_each
-from nearsay.sealed import load_sealed
 from nearsay.training.checkpoints import COPY, open_run, write_whole
 from nearsay.training.progress import percent
 from nearsay.training.run_folder import read_experiment, read_labels, read_predictions

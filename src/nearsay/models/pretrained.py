@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from nearsay.batch import Outputs
 from nearsay.errors import first_line
+from nearsay.files import load_sealed
 from nearsay.models.heads import Head, LinearHead, drawn
 from nearsay.models.norm import Statistics, check_statistics, synchronize
-from nearsay.sealed import load_sealed
 
 COUNTER = "num_batches_tracked"  # of BatchNorm: older files do without, and nothing depends on it
 OFFLINE, CONSTANTS = (

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nearsay import metrics
 from nearsay.batch import Labels, Predictions
+from nearsay.files import load_sealed
 from nearsay.report import figures
 from nearsay.report.figures import LABELS, SIMILARITIES, Axis, Drawing, Heading, Panel
 from nearsay.report.folders import read_run
@@ -20,7 +21,6 @@ from nearsay.reproduce.cells import Cell, Data, entitled
 from nearsay.reproduce.pages import write_page
 from nearsay.reproduce.plans import PANELS
 from nearsay.reproduce.runs import Runs
-from nearsay.sealed import load_sealed
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.run_folder import read_labels
 
