@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from nearsay.data import Clothing1M, checks, clothing1m
+from nearsay.data import Clothing1M, clothing1m, inspect
 from nearsay.data.images import decode
 from nearsay.errors import NoSplit
 
@@ -162,7 +162,7 @@ def test_a_wrong_folder_is_refused_in_a_sentence(tmp_path):
 @pytest.mark.usefixtures("small")
 def test_a_check_tells_of_each_split(tmp_path):
     make(tmp_path)
-    findings = checks.check("clothing1m", tmp_path)
+    findings = inspect.check("clothing1m", tmp_path)
     assert [each[:4] for each in findings] == [
         ("train", "ok", 20, 20),
         ("validation", "ok", 6, 6),
@@ -172,7 +172,7 @@ def test_a_check_tells_of_each_split(tmp_path):
         (tmp_path / name).unlink()
     (tmp_path / names("noisy_train")[1]).unlink()  # not among the first that are looked for
     write(tmp_path / "clean_test_key_list.txt", names("clean_test")[:-1])
-    train, validation, test = checks.check("clothing1m", tmp_path)
+    train, validation, test = inspect.check("clothing1m", tmp_path)
     assert train[:4] == ("train", "missing", 19, 20)
     assert (
         f"1 of 20 images is not in {tmp_path}, such as {names('noisy_train')[1]}; " in train.message

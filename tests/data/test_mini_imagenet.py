@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from nearsay.data import MiniImageNet, checks, mini_imagenet
+from nearsay.data import MiniImageNet, inspect, mini_imagenet
 from nearsay.data.images import decode
 from nearsay.errors import NoSplit
 
@@ -262,12 +262,12 @@ def test_a_check_tells_of_each_level_of_noise(tmp_path, color):
         "train with 40% noise",
         "train with 80% noise",
     ]
-    findings = checks.check(f"mini-imagenet-{color}", root)
+    findings = inspect.check(f"mini-imagenet-{color}", root)
     assert [each[:4] for each in findings[:4]] == [(level, "ok", 15, 15) for level in levels]
     assert findings[4][:4] == ("test", "ok", 6, 6)
     write_list(root / "mini-imagenet", f"{color}_noise_nl_0.2", [("a.jpg", 100)])
     (root / "mini-imagenet" / "all_images" / original(99, 4)[0]).unlink()
-    found = {each.part: each for each in checks.check(f"mini-imagenet-{color}", root)}
+    found = {each.part: each for each in inspect.check(f"mini-imagenet-{color}", root)}
     assert [found[level].status for level in levels] == ["missing", "wrong", "missing", "missing"]
     assert (
         "_noise_nl_0.2, line 1: 'a.jpg 100' must be a path and a class from 0 to 99; "

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nearsay.data import ImageNetValidation, MiniWebVision, WebVision, checks, webvision
+from nearsay.data import ImageNetValidation, MiniWebVision, WebVision, inspect, webvision
 from nearsay.data.images import decode
 from nearsay.errors import NoSplit
 
@@ -363,13 +363,13 @@ def test_imagenet_labels_must_be_synsets(tmp_path):
     assert "has no folder like n01440764" in refused(empty, "test")
 
 
-@pytest.mark.parametrize("name", checks.NAMES)
+@pytest.mark.parametrize("name", inspect.NAMES)
 def test_a_check_of_nothing_says_where_to_get_it(tmp_path, name):
-    [finding] = checks.check(name, tmp_path / "nowhere")
+    [finding] = inspect.check(name, tmp_path / "nowhere")
     assert finding.status == "missing"
     assert f"{tmp_path / 'nowhere'} is no folder; " in finding.message
     assert "https://" in finding.message
-    findings = checks.check(name, tmp_path)
+    findings = inspect.check(name, tmp_path)
     assert {each.status for each in findings} == {"missing"}
     assert all(
         each.found == 0 and "https://" in each.message and each.message.endswith(".")
@@ -381,20 +381,20 @@ def test_a_check_of_an_unknown_name_lists_those_that_exist(tmp_path):
     with pytest.raises(
         ValueError, match="name='mnist' is none of mini-imagenet-red, mini-imagenet-blue, webvision"
     ):
-        checks.check("mnist", tmp_path)
+        inspect.check("mnist", tmp_path)
 
 
 def test_a_check_counts_every_image(tmp_path, monkeypatch):
     make_tree(tmp_path)
     monkeypatch.setattr(webvision, "_NUM_TRAIN", range(24, 25))
     monkeypatch.setattr(webvision, "_NUM_MINI_TRAIN", 6)
-    train, test = checks.check("webvision", tmp_path)
+    train, test = inspect.check("webvision", tmp_path)
     assert train == ("train", "ok", 24, 24, f"All 24 images are in {tmp_path}.")
     assert test[:2] == ("test", "wrong")
     assert "val_filelist.txt should list 50000 images, not 12" in test.message
-    assert checks.check("mini-webvision", tmp_path)[0][:4] == ("train", "ok", 6, 6)
+    assert inspect.check("mini-webvision", tmp_path)[0][:4] == ("train", "ok", 6, 6)
     next((tmp_path / "google").rglob("1.jpg")).unlink()  # not among the first that are looked for
-    train, _ = checks.check("webvision", tmp_path)
+    train, _ = inspect.check("webvision", tmp_path)
     assert train[:4] == ("train", "missing", 23, 24)
     assert "1 of 24 images is not in" in train.message
     assert "such as google/q0050/1.jpg; info.tar" in train.message
@@ -402,7 +402,7 @@ def test_a_check_counts_every_image(tmp_path, monkeypatch):
 
 def test_a_check_of_imagenet_counts_images_and_synsets(tmp_path):
     touch(tmp_path, (f"val/{synset}/{row}.JPEG" for synset in SYNSETS[:3] for row in range(2)))
-    [finding] = checks.check("imagenet-validation", tmp_path)
+    [finding] = inspect.check("imagenet-validation", tmp_path)
     assert finding[:4] == ("test", "missing", 6, 50_000)
     assert "has 6 images of 3 synsets, but the original has 50000 of 1000" in finding.message
 
@@ -412,7 +412,7 @@ def test_a_check_of_cifar_tells_a_damaged_file_from_none(tmp_path, name):
     folder = tmp_path / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
     meta, test = {"cifar10": ("batches.meta", "test_batch"), "cifar100": ("meta", "test")}[name]
     touch(folder, [meta, test])
-    found = {each.part: each for each in checks.check(name, tmp_path)}
+    found = {each.part: each for each in inspect.check(name, tmp_path)}
     assert found["train"][1:4] == ("missing", 0, 50_000)
     assert found["test"][1:4] == ("wrong", 0, 10_000)
     assert "has md5" in found["test"].message

@@ -126,8 +126,8 @@ def check(
 
     Where something is missing, it also tells where to get it.
     """
-    from nearsay.data.checks import NAMES as KNOWN  # noqa: PLC0415  # brings torch
-    from nearsay.data.checks import check as command  # noqa: PLC0415
+    from nearsay.data.inspect import NAMES as KNOWN  # noqa: PLC0415  # brings torch
+    from nearsay.data.inspect import check as command  # noqa: PLC0415
 
     if name not in KNOWN:
         raise ConfigError(f"there is no data set {name!r} to check; there are {', '.join(KNOWN)}")

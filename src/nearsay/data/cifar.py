@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsay.batch import Labels, Split
-from nearsay.data.choosing import of_classes
 from nearsay.errors import NoSplit, one_line
 
 _LARGEST_FILE = 256 * 2**20  # bytes; the largest original has 170 million
@@ -245,7 +244,23 @@ def _open(
             Path(labels).expanduser(), chosen, clean, len(classes), original.title
         )
     found = Labels(given=given.clone(), clean=clean, classes=classes)
-    return Split(images, found) if kept is None else of_classes(images, found, kept)
+    return Split(images, found) if kept is None else _of_classes(images, found, kept)
+
+
+def _of_classes(inputs: Tensor, labels: Labels, kept: tuple[str, ...]) -> Split:
+    """The (n, ...) inputs whose given label is one of `kept`, the classes from now on; other clean labels become −1.
+
+    ValueError if `kept` are not some of the classes, each once.
+    """
+    names = labels.classes
+    if not kept or len({*kept}) < len(kept) or not {*kept} <= {*names}:
+        raise ValueError(f"classes={kept} must be some of {', '.join(names)}, each once")
+    numbers = torch.full((len(names) + 1,), -1)  # one more for −1, the last
+    numbers[[names.index(name) for name in kept]] = torch.arange(len(kept))
+    given = numbers[labels.given]
+    rows = (given >= 0).nonzero()[:, 0]
+    clean = None if labels.clean is None else numbers[labels.clean][rows]
+    return Split(inputs[rows], Labels(given[rows], clean, kept))
 
 
 def _find(name: str, path: Path) -> Path:

@@ -7,10 +7,16 @@ number of workers, nor the point where a run was resumed, nor the way of loading
 import multiprocessing
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +28,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from nearsay import rng
 from nearsay.batch import PADDING, Files
 from nearsay.data.images import decode
-from nearsay.data.workers import WATCH, ignore_signals, make_context, signals_held_back
 from nearsay.errors import BadImage, ImageError, WorkerError
 from nearsay.transforms import Augment, RandomResizedCrop, Transform, Views
 from nearsay.transforms.draws import make_draws
@@ -223,6 +228,80 @@ def is_resident(inputs: Inputs, device: torch.device, wish: str) -> bool:
     return inputs.nbytes <= _SHARE * torch.cuda.mem_get_info(device)[0]
 
 
+_IGNORED = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Flag:
+    """An event without a lock. Whoever dies while looking at one of Python's keeps its lock, and all others wait."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self._raised = context.RawValue("b", 0)
+
+    def is_set(self) -> bool:
+        return bool(self._raised.value)
+
+    def set(self) -> None:
+        self._raised.value = 1
+
+
+def _make_context() -> BaseContext:
+    """Forked processes, but for the event by which torch lets its workers go: a killed one must not block it.
+
+    Forked also from Python 3.14 on, where that is not the default: what workers read by cannot all be pickled, and
+    signals are held back only from those that inherit it.
+    """
+    context = copy(multiprocessing.get_context("fork"))
+    context.Event = partial(_Flag, context)  # type: ignore[method-assign, assignment]
+    return context
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Let signals wait, for workers that begin meanwhile too: none must die of what it is about to ignore."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ignore_signals(worker: int) -> None:
+    """A signal to the whole group is for the main process, which ends its workers when it is ready."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)  # one that was held back is gone with it
+
+
+class _Watch:
+    """Hands the end of a child on to torch while a batch is waited for, and at no other moment.
+
+    Torch answers with an error wherever the main thread happens to be. In the middle of other work, such as writing a
+    checkpoint, that error could be swallowed or taken for another.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._before: Callable[[int, FrameType | None], object] | int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.is_on and callable(self._before):
+            self._before(number, frame)
+
+    def take_over(self) -> bool:
+        """Stand before the handler that is there; False if that is this very one, or cannot be replaced from here."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGCHLD) is self:
+            return False
+        self._before = signal.signal(signal.SIGCHLD, self)
+        return True
+
+    def give_back(self) -> None:
+        """Put the handler of before back."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if self._before is None else self._before)
+
+
+_WATCH = _Watch()
+
+
 @dataclass
 class Stream:
     """Batches that workers read ahead; 0 workers read in this process. Same bits whatever their number."""
@@ -246,18 +325,18 @@ class Stream:
             collate_fn=_as_it_is,  # type: ignore[arg-type]  # without a batch_size it gets one item, not a list
             timeout=self.timeout if self.workers else 0,
             generator=torch.Generator(),  # or iterating would draw from torch's global one
-            worker_init_fn=ignore_signals,
-            multiprocessing_context=make_context() if self.workers else None,
+            worker_init_fn=_ignore_signals,
+            multiprocessing_context=_make_context() if self.workers else None,
             prefetch_factor=_AHEAD if self.workers else None,
             pin_memory=self.pin,
         )
         self._left, others = steps, multiprocessing.active_children()
-        with signals_held_back():
+        with _signals_held_back():
             batches = iter(loader)
         self._processes = [
             child for child in multiprocessing.active_children() if child not in others
         ]
-        self._took_over = WATCH.take_over() or self._took_over
+        self._took_over = _WATCH.take_over() or self._took_over
         if len(self._processes) < self.workers:  # the dead are not among the children any more
             raise RuntimeError("DataLoader worker exited unexpectedly as soon as it had begun")
         for step in steps:
@@ -290,11 +369,11 @@ class Stream:
             ) from error
         finally:
             if self._took_over:
-                WATCH.give_back()
+                _WATCH.give_back()
 
     def _wait(self, batches: Iterator[Rows]) -> Rows:
         """The next batch; the only place where the death of a worker is told, and if it died before, it is told now."""
-        WATCH.is_on = True
+        _WATCH.is_on = True
         try:
             if dead := [str(each.pid) for each in self._processes if each.exitcode]:
                 raise RuntimeError(
@@ -302,7 +381,7 @@ class Stream:
                 )
             return next(batches)
         finally:
-            WATCH.is_on = False
+            _WATCH.is_on = False
 
     def _is_to_blame(self, error: BaseException) -> bool:
         """Whether it is about a worker of this very stream; one of another may die meanwhile."""
