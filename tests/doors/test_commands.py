@@ -16,13 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nearsay import cli, config
-from nearsay.batch import Labels, Predictions
+from nearsay.batch import Labels, Predictions, Split
 from nearsay.cli import doctor_report
-from nearsay.data import Cifar10, Cifar100, Embeddings, Folder, Manifest, tables
+from nearsay.data import Cifar10, Embeddings, Folder, Manifest, MiniWebVision, tables
+from nearsay.data.inspect import dataset_at
 from nearsay.doors import compare, predict
 from nearsay.doors.audit import audit_run
 from nearsay.errors import NoSplit, RunError
-from nearsay.experiment import Experiment
+from nearsay.models import ResNet
 from nearsay.training import estimate, evaluate
 from nearsay.training.loop import train
 from nearsay.training.predict import propagate
@@ -62,7 +63,7 @@ def test_what_is_allocated_is_counted():
         8 * num <= found.num_bytes["optimizer"] <= 8 * num + 1000
     )  # two moments, and counts of steps
     assert found.num_bytes["averages"] == 0
-    assert not found.is_assumed
+    assert (found.num_examples, found.num_classes, found.input_shape) == (200, 8, (32,))
 
 
 def test_activations_are_what_the_layers_keep_and_grow_with_the_batch():
@@ -120,32 +121,32 @@ def test_two_views_keep_twice_as_much():
     assert kept[1] == 2 * kept[0]
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (Cifar10(path="nowhere"), (50_000, 10, (3, 32, 32))),
-        (Cifar100(path="nowhere"), (50_000, 100, (3, 32, 32))),
-        (Folder(path="nowhere"), (None, 1000, (3, 64, 64))),
-        (Embeddings(path="nowhere.npz"), (None, 1000, (1024,))),
-    ],
-)
-def test_no_file_is_opened_for_an_estimate(data, expected):
-    assert estimate._sizes(Experiment(data=data, image_size=64)) == expected
-
-
 def test_the_plan_names_every_field_once_and_calls_the_memory_an_estimate():
     call = config.call_recipe("folder", ["path=nowhere"])
-    tree = config.to_tree(call.experiment)
-    told = estimate.describe_plan(
-        tree, estimate.estimate(replace(made().experiment, data=Embeddings(path="x.npz")))
-    )
-    lines = told.splitlines()
+    data = MiniWebVision(path="nowhere", partial=True)
+    needed = estimate.estimate(replace(call.experiment, data=data, backbone=ResNet(width=4)))
+    lines = estimate.describe_plan(config.to_tree(call.experiment), needed).splitlines()
     assert "data: Folder" in lines
     assert "  k: 10" in lines
     assert lines.count("seed: 0") == 1
+    assert "data: 50 classes, inputs of 3 x 224 x 224" in lines
     assert "steps: unknown until the data is opened" in lines
-    assert any(line.startswith("memory, an estimate") for line in lines)
-    assert lines[-1] == "assumed, as only the data can tell: 1000 classes, inputs of 1024"
+    assert lines[-1].startswith("memory, an estimate")
+
+
+class Stripes:
+    """A data set of a user: two classes of images of 8×8, without a word on its sizes."""
+
+    def open(self, split):
+        inputs = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
+        return Split(inputs, Labels(torch.arange(6) % 2, None, ("across", "down")))
+
+
+def test_an_own_data_set_is_opened_for_the_estimate():
+    digits = config.call_recipe("digits", []).experiment
+    needed = estimate.estimate(replace(digits, data=Stripes(), held_out=0.0, batch_size=2))
+    assert (needed.num_classes, needed.input_shape, needed.num_examples) == (2, (3, 8, 8), 6)
+    assert sum(needed.num_bytes.values()) < 2**30
 
 
 # Evaluation
@@ -267,18 +268,14 @@ def test_data_is_of_the_kind_that_it_looks_like(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
     (tmp_path / "cifar-10-batches-py" / "batches.meta").write_text("")
     like = Cifar10(path="old", labels="n.pt", column="worse")
-    assert evaluate._dataset_at(tmp_path / "list.csv", like) == Manifest(path=tmp_path / "list.csv")
-    assert evaluate._dataset_at(tmp_path / "x.npz", like) == Embeddings(path=tmp_path / "x.npz")
+    assert dataset_at(tmp_path / "list.csv", like) == Manifest(path=tmp_path / "list.csv")
+    assert dataset_at(tmp_path / "x.npz", like) == Embeddings(path=tmp_path / "x.npz")
     (tmp_path / "x.parquet").touch()
-    assert evaluate._dataset_at(tmp_path / "x.parquet", like) == Manifest(
-        path=tmp_path / "x.parquet"
-    )
+    assert dataset_at(tmp_path / "x.parquet", like) == Manifest(path=tmp_path / "x.parquet")
     learned = Embeddings(path="old.parquet")
-    assert evaluate._dataset_at(tmp_path / "x.parquet", learned) == Embeddings(
-        path=tmp_path / "x.parquet"
-    )
-    assert evaluate._dataset_at(tmp_path, like) == Cifar10(path=tmp_path)
-    assert evaluate._dataset_at(tmp_path, Folder(path="old")) == Folder(path=tmp_path)
+    assert dataset_at(tmp_path / "x.parquet", learned) == Embeddings(path=tmp_path / "x.parquet")
+    assert dataset_at(tmp_path, like) == Cifar10(path=tmp_path)
+    assert dataset_at(tmp_path, Folder(path="old")) == Folder(path=tmp_path)
 
 
 # Predictions
@@ -379,9 +376,9 @@ def test_a_table_is_looked_for_where_the_run_was_told_if_not_where_it_lies(tmp_p
         (["nowhere.png,x,train"], None, None),
     ):
         path.write_text("\n".join(["path,label,split", *rows]))
-        assert evaluate._dataset_at(path, like, split) == Manifest(path=path, root=root)
+        assert dataset_at(path, like, split) == Manifest(path=path, root=root)
     gone = Manifest(path=path, root=tmp_path / "gone")
-    assert evaluate._dataset_at(path, gone) == Manifest(path=path)
+    assert dataset_at(path, gone) == Manifest(path=path)
 
 
 def test_what_cannot_be_read_is_a_row_with_an_error():

@@ -17,7 +17,7 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearsay.batch import Labels, Split
+from nearsay.batch import DataInfo, Labels, Split
 from nearsay.errors import NoSplit, one_line
 
+_SHAPE = (3, 32, 32)
 _LARGEST_FILE = 256 * 2**20  # bytes; the largest original has 170 million
 _LARGEST_LABELS = 64 * 2**20  # bytes of CIFAR-N labels, unpacked; the public files have 3 million
 
@@ -120,6 +121,15 @@ class Cifar10:
                 "one of them"
             )
 
+    def describe(self) -> DataInfo:
+        """The published sizes; no file is read."""
+        num_classes = 10 if self.classes is None else len(self.classes)
+        return DataInfo(num_classes, _SHAPE, 5_000 * num_classes)
+
+    def at(self, path: Path, split: str | None = None) -> "Cifar10 | None":
+        """The original labels at another path; None if CIFAR is not there."""
+        return replace(self, path=path, labels=None, column=None) if _is_cifar(path) else None
+
     def open(self, split: str) -> Split:
         """The split "train" or "test": uint8 images (N, 3, 32, 32), red, green, blue."""
         return _open("cifar10", self.path, split, self.labels, self.column, self.classes)
@@ -137,6 +147,14 @@ class Cifar100:
     path: str | Path
     labels: str | Path | None = None
     column: str | None = None
+
+    def describe(self) -> DataInfo:
+        """The published sizes; no file is read."""
+        return DataInfo(100, _SHAPE, 50_000)
+
+    def at(self, path: Path, split: str | None = None) -> "Cifar100 | None":
+        """The original labels at another path; None if CIFAR is not there."""
+        return replace(self, path=path, labels=None, column=None) if _is_cifar(path) else None
 
     def open(self, split: str) -> Split:
         """The split "train" or "test": uint8 images (N, 3, 32, 32), red, green, blue."""
@@ -261,6 +279,11 @@ def _of_classes(inputs: Tensor, labels: Labels, kept: tuple[str, ...]) -> Split:
     rows = (given >= 0).nonzero()[:, 0]
     clean = None if labels.clean is None else numbers[labels.clean][rows]
     return Split(inputs[rows], Labels(given[rows], clean, kept))
+
+
+def _is_cifar(path: Path) -> bool:
+    """Whether the folder, or a folder in it, has the file with the names of the classes."""
+    return any(path.glob("*meta")) or any(path.glob("cifar*/*meta"))
 
 
 def _find(name: str, path: Path) -> Path:

@@ -4,10 +4,10 @@ Noisy and verified labels are in two files of pairs, and four other files say wh
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nearsay.batch import Labels, Split
+from nearsay.batch import DataInfo, Labels, Split
 from nearsay.data.webvision import (
     Listing,
     check_count,
@@ -21,6 +21,7 @@ from nearsay.errors import Missing, NoSplit
 
 SOURCE = "https://github.com/Cysu/noisy_label tells how to ask its authors for it"
 _NUM_CLASSES = 14
+_CLASS_NAMES = "category_names_eng.txt"
 _PARTS = {
     "train": ("noisy_train", 1_000_000),
     "validation": ("clean_val", 14_313),
@@ -41,6 +42,15 @@ class Clothing1M:
     path: str | Path
     partial: bool = False
 
+    def describe(self) -> DataInfo:
+        """The published sizes; no file is read."""
+        return DataInfo(_NUM_CLASSES, None, None if self.partial else _PARTS["train"][1])
+
+    def at(self, path: Path, split: str | None = None) -> "Clothing1M | None":
+        """The data set at another path; None if its lists are not there."""
+        is_here = any((path / folder / _CLASS_NAMES).is_file() for folder in ("", "annotations"))
+        return replace(self, path=path) if is_here else None
+
     def open(self, split: str) -> Split:
         """The split "train", "validation" or "test", in the order of its list."""
         if split not in _PARTS:
@@ -48,7 +58,7 @@ class Clothing1M:
         part, expected = _PARTS[split]
         root = Path(self.path).expanduser()
         folder = _list_folder(root)
-        classes = _read_classes(folder / "category_names_eng.txt")
+        classes = _read_classes(folder / _CLASS_NAMES)
         keys = folder / f"{part}_key_list.txt"
         listing = _read(keys, folder / f"{part.partition('_')[0]}_label_kv.txt")
         check_count(
@@ -70,7 +80,7 @@ class Clothing1M:
 
 def _list_folder(root: Path) -> Path:
     for folder in (root, root / "annotations"):
-        if (folder / "category_names_eng.txt").is_file():
+        if (folder / _CLASS_NAMES).is_file():
             return folder
     raise Missing(
         f"{root} has no category_names_eng.txt and no annotations/category_names_eng.txt; {SOURCE}"

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearsay.batch import Labels, Split
+from nearsay.batch import DataInfo, Labels, Split
 from nearsay.data import tables
 from nearsay.errors import NoSplit, one_line
 
@@ -56,23 +56,25 @@ class Embeddings:
     path: str | Path
     labels: str | Path | None = None
 
+    def describe(self) -> DataInfo:
+        """Its classes and sizes, by the labels and the header of the features."""
+        path = Path(self.path).expanduser()
+        arrays = self._arrays(path, only_shape=True)
+        given, _, classes = _numbers(arrays, path)
+        rows = _rows(arrays.get("split"), "train", path)
+        num_examples = len(given) if rows is None else int(rows.sum())
+        return DataInfo(len(classes), arrays["features"].shape[1:], num_examples)
+
+    def at(self, path: Path, split: str | None = None) -> "Embeddings | None":
+        """The file of features at another path, with its own labels; None if it is none."""
+        is_one = path.suffix.lower() in (".npy", ".npz", ".parquet")
+        return Embeddings(path=path) if is_one else None
+
     def open(self, split: str) -> Split:
         """The split "train", or "validation" or "test" if the file has it: float32 features (N, D)."""
         path = Path(self.path).expanduser()
         arrays = self._arrays(path)
-        if missing := [name for name in ("features", "labels") if name not in arrays]:
-            names = " or ".join(_NAMES[missing[0]])
-            where = path if self.labels is None or missing[0] == "features" else self.labels
-            raise ValueError(
-                f"{where} has no {missing[0]}; name an array {names}, or give nearsay train labels=FILE"
-            )
         features = _features(arrays["features"], path)
-        for name in ("labels", "clean", "split"):
-            if name in arrays and arrays[name].shape != (len(features),):
-                raise ValueError(
-                    f"{name} of shape {arrays[name].shape} do not fit the {len(features)} rows of features in {path}; "
-                    "there must be one for each"
-                )
         given, clean, classes = _numbers(arrays, path)
         rows = _rows(arrays.get("split"), split, path)
         if clean is not None and not _is_known(arrays, given, rows, split, path):
@@ -105,9 +107,12 @@ class Embeddings:
             else {name: list(compress(cells, rows)) for name, cells in others.items()}
         )
 
-    def _arrays(self, path: Path) -> dict[str, _Array]:
-        """What stands in the file of features and in that of labels, by what it means."""
-        arrays = _read(path, "features")
+    def _arrays(self, path: Path, *, only_shape: bool = False) -> dict[str, _Array]:
+        """The arrays of both files by their meaning: features and labels, as many of each.
+
+        With `only_shape`, features are zeros of the right shape that take no memory.
+        """
+        arrays = _read(path, "features", only_shape=only_shape)
         if self.labels is not None:
             others = _read(Path(self.labels).expanduser(), "labels")
             if twice := arrays.keys() & others.keys():
@@ -115,6 +120,19 @@ class Embeddings:
                     f"{min(twice)} are both in {path} and in labels={str(self.labels)!r}; leave one out"
                 )
             arrays |= others
+        if missing := [name for name in ("features", "labels") if name not in arrays]:
+            names = " or ".join(_NAMES[missing[0]])
+            where = path if self.labels is None or missing[0] == "features" else self.labels
+            raise ValueError(
+                f"{where} has no {missing[0]}; name an array {names}, or give nearsay train labels=FILE"
+            )
+        num_rows = len(arrays["features"])
+        for name in ("labels", "clean", "split"):
+            if name in arrays and arrays[name].shape != (num_rows,):
+                raise ValueError(
+                    f"{name} in {path} must have one entry for each of {num_rows} rows of features, "
+                    f"got shape {arrays[name].shape}."
+                )
         return arrays
 
 
@@ -123,8 +141,8 @@ def read_parquet(path: Path) -> NDArray[np.float32]:
     return tables.read_features(path, named=FEATURE_NAMES, others=_KNOWN - {"x"})
 
 
-def _read(path: Path, content: str) -> dict[str, _Array]:
-    """Arrays by what they mean; `content` is what an array without a name is."""
+def _read(path: Path, content: str, *, only_shape: bool = False) -> dict[str, _Array]:
+    """Arrays by their meaning; `content` is the meaning of an array without a name."""
     if not path.is_file():
         raise ValueError(
             f"there is no file {path} with {content}; check the name, and the folder that it is relative to"
@@ -137,10 +155,20 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
         return {"features": read_parquet(path), **_read_table(path, columns=others)}
     try:
         with path.open("rb") as file:  # by itself numpy would leave a broken file open
+            if only_shape and path.suffix.lower() == ".npy":
+                return {content: _zeros(_header_shape(file))}
             loaded = np.load(file, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 return {content: loaded}
-            return {name: loaded[key] for name, key in _keys(loaded.files, path).items()}
+            arrays = {}
+            for name, key in _keys(loaded.files, path).items():
+                if only_shape and name == "features":
+                    assert loaded.zip is not None
+                    with loaded.zip.open(f"{key}.npy") as member:
+                        arrays[name] = _zeros(_header_shape(member))
+                else:
+                    arrays[name] = loaded[key]
+            return arrays
     except Exception as error:  # what is no such file, or a hostile one, can raise anything
         reason = one_line(error)
         if "allow_pickle" in reason:  # advice that nobody should follow
@@ -148,6 +176,23 @@ def _read(path: Path, content: str) -> dict[str, _Array]:
         raise ValueError(
             f"{path} is not read: {reason}; write it by numpy.savez or numpy.save, names as text and not as objects"
         ) from error
+
+
+def _header_shape(file: IO[bytes]) -> tuple[int, ...]:
+    """The shape of an array in numpy's format, without reading the array."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_2_0
+    if version == (1, 0):
+        read = np.lib.format.read_array_header_1_0
+    shape: tuple[int, ...] = read(file)[0]
+    if len(shape) != 2:
+        raise ValueError(f"features must be (N, D), got shape {shape}.")
+    return shape
+
+
+def _zeros(shape: tuple[int, ...]) -> _Array:
+    """A read-only array of that shape in the memory of one number."""
+    return np.broadcast_to(np.zeros((), np.float32), shape)
 
 
 def _read_table(path: Path, columns: Sequence[str] | None = None) -> dict[str, _Array]:

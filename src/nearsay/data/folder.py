@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearsay import rng
-from nearsay.batch import Files, Labels, Split
+from nearsay.batch import DataInfo, Files, Labels, Split
 from nearsay.data.images import is_image
 from nearsay.errors import NoSplit
 
@@ -44,6 +44,15 @@ class Folder:
             raise ValueError(
                 f"validation={self.validation!r} must be a share between 0 and 1, or None for no split"
             )
+
+    def describe(self) -> DataInfo:
+        """Its classes and how many images they have, by the names of folders and files."""
+        scan = self.scan("train")
+        return DataInfo(len(scan.classes), None, len(scan.names))
+
+    def at(self, path: Path, split: str | None = None) -> "Folder | None":
+        """The folder at another path with its own splits; None if it is a file."""
+        return Folder(path=path) if path.is_dir() else None
 
     def open(self, split: str) -> Split:
         """The images as files, and their labels; ValueError if there is no such split or something is out of place."""

@@ -12,14 +12,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nearsay.batch import Files, Labels, Split
+from nearsay.batch import DataInfo, Files, Labels, Split
 from nearsay.errors import NoSplit, one_line
 from nearsay.files import draft_of
 
@@ -90,6 +90,26 @@ class Hub:
                 f"revision={self.revision!r} is for a data set of the hub; give its name=, or leave it out"
             )
 
+    def describe(self) -> DataInfo:
+        """Its classes and rows, by the published information or the table; no image is read."""
+        library = _import_datasets()
+        with _quiet(library), _offline(library) if self.name is None else ExitStack():
+            info = self._published_info(library)
+            tables = self._load(library) if info is None else info.splits
+            parts = self._parts(tables)
+            table = tables[parts["train"]]
+            if info is not None:
+                label = _label_column(library, info.features, self)
+                return DataInfo(len(info.features[label].names), None, table.num_examples)
+            label = _label_column(library, table.features, self)
+            given, classes = self._given(library, tables, parts, "train", label)
+        return DataInfo(len(classes), None, len(given))
+
+    def at(self, path: Path, split: str | None = None) -> "Hub | None":
+        """What `save_to_disk` has written at another path; None if it is something else."""
+        is_saved = any((path / name).is_file() for name in _SAVED)
+        return replace(self, path=path, name=None, revision=None) if is_saved else None
+
     def open(self, split: str) -> Split:
         """The images as files, and their labels; ValueError if a column or split is not there, and says what is."""
         library = _import_datasets()
@@ -115,6 +135,19 @@ class Hub:
         labels = Labels(given=torch.tensor(given), clean=clean, classes=classes)
         with _quiet(library):
             return Split(self._files(library, table, image, split), labels)
+
+    def _published_info(self, library: Any) -> Any:
+        """The information of a data set of the hub; None if it does not say classes and sizes."""
+        if self.name is None:
+            return None
+        try:
+            builder = library.load_dataset_builder(self.name, self.config, revision=self.revision)
+            label = _label_column(library, builder.info.features or {}, self)
+        # The library, and the network under it, can raise anything; loading explains it better.
+        except Exception:
+            return None
+        has_names = isinstance(builder.info.features[label], library.ClassLabel)
+        return builder.info if has_names and builder.info.splits else None
 
     def _told(self) -> str:
         return repr(str(self.path)) if self.name is None else repr(self.name)

@@ -9,7 +9,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import compress
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearsay.batch import Files, Labels, Split
+from nearsay.batch import DataInfo, Files, Labels, Split
 from nearsay.data import tables
 from nearsay.data.tables import Problems, Table
 from nearsay.errors import NoSplit, TableError
@@ -50,6 +50,34 @@ class Manifest:
     path: str | Path
     root: str | Path | None = None
     check_files: bool = True
+
+    def describe(self) -> DataInfo:
+        """Its classes and rows, by the table; no image is looked for."""
+        files, labels = replace(self, check_files=False).open("train")
+        return DataInfo(len(labels.classes), None, len(files))
+
+    def at(self, path: Path, split: str | None = None) -> "Manifest | None":
+        """The table at another path; None if it is no table.
+
+        It keeps the root if all images of the split are below it and none is beside the table.
+        """
+        if path.suffix.lower() not in tables.ENDINGS or not path.is_file():
+            return None
+        beside = Manifest(path=path)
+        if self.root is None:
+            return beside
+        below = replace(beside, root=self.root)
+        for name in [split] if split else ["test", "validation", "train"]:
+            try:
+                files = below.open(name).inputs
+            except NoSplit:
+                continue
+            except (OSError, ValueError):
+                return beside
+            assert isinstance(files, Files)
+            is_beside = any((path.parent / file).exists() for file in files.names)
+            return beside if is_beside else below
+        return beside
 
     def open(self, split: str) -> Split:
         """The rows of a split, in their order; TableError names every line that is wrong, in whatever split."""

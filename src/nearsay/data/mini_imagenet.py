@@ -5,14 +5,14 @@ The lists name two kinds of images: those of ImageNet begin with their synset, a
 
 import re
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from nearsay.batch import Labels, Split
+from nearsay.batch import DataInfo, Labels, Split
 from nearsay.data.webvision import Listing, check_count, locate, make_split, read_lines, read_list
 from nearsay.errors import Missing, NoSplit
 
@@ -64,6 +64,18 @@ class MiniImageNet:
             raise ValueError(
                 f"noise={self.noise!r} must be one of {', '.join(map(str, sorted(_NUM_RED)))}"
             )
+
+    def describe(self) -> DataInfo:
+        """The published sizes; no file is read."""
+        num_examples: int | None = _NUM_RED[self.noise] if self.color == "red" else _NUM_BLUE
+        if self.partial or self.held_out_set:
+            num_examples = None
+        return DataInfo(_NUM_CLASSES, None, num_examples)
+
+    def at(self, path: Path, split: str | None = None) -> "MiniImageNet | None":
+        """The data set at another path; None if its lists are not there."""
+        is_here = any((path / folder / "split").is_dir() for folder in _LIST_FOLDERS)
+        return replace(self, path=path) if is_here else None
 
     def open(self, split: str) -> Split:
         """The split "train" or "test", or "validation" if it is held out; in the order of the lists."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nearsay import rng
-from nearsay.batch import Labels, Split
+from nearsay.batch import DataInfo, Labels, Split
 from nearsay.errors import NoSplit
 
 
@@ -39,6 +39,10 @@ class Toy:
                 raise ValueError(f"{name}={value!r} must be a whole number from {least}")
         if not 0 <= self.distance < math.inf:
             raise ValueError(f"distance={self.distance!r} must be finite and not negative")
+
+    def describe(self) -> DataInfo:
+        """Its classes and sizes, by its fields."""
+        return DataInfo(self.num_classes, (self.num_features,), self.num_train)
 
     def open(self, split: str) -> Split:
         """The split "train" or "test": float32 features (N, D), and labels that are all clean."""

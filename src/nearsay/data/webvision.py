@@ -10,7 +10,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearsay.batch import Files, Labels, Split
+from nearsay.batch import DataInfo, Files, Labels, Split
 from nearsay.data.images import is_image
 from nearsay.errors import Missing, NoSplit
 
@@ -61,6 +61,14 @@ class WebVision:
     path: str | Path
     partial: bool = False
 
+    def describe(self) -> DataInfo:
+        """The published sizes; no file is read."""
+        return DataInfo(_NUM_CLASSES, None, None)
+
+    def at(self, path: Path, split: str | None = None) -> "WebVision | None":
+        """The data set at another path; None if its lists are not there."""
+        return replace(self, path=path) if _has_lists(path) else None
+
     def open(self, split: str) -> Split:
         """The split "train" or "test"; the true classes of train are unknown."""
         return _open(self.path, split, _NUM_CLASSES, partial=self.partial)
@@ -75,6 +83,14 @@ class MiniWebVision:
 
     path: str | Path
     partial: bool = False
+
+    def describe(self) -> DataInfo:
+        """The published sizes; no file is read."""
+        return DataInfo(_NUM_MINI, None, None if self.partial else _NUM_MINI_TRAIN)
+
+    def at(self, path: Path, split: str | None = None) -> "MiniWebVision | None":
+        """The data set at another path; None if its lists are not there."""
+        return replace(self, path=path) if _has_lists(path) else None
 
     def open(self, split: str) -> Split:
         """The split "train" or "test"; the true classes of train are unknown."""
@@ -102,6 +118,18 @@ class ImageNetValidation:
             raise ValueError(
                 f"num_classes={self.num_classes!r} must be a whole number from 1 to {_NUM_CLASSES}"
             )
+
+    def describe(self) -> DataInfo:
+        """Its classes; it has no training split."""
+        return DataInfo(self.num_classes, None, None)
+
+    def at(self, path: Path, split: str | None = None) -> "ImageNetValidation | None":
+        """The validation images at another path; None if they are not there."""
+        try:
+            imagenet_images(path, self.labels)
+        except ValueError:
+            return None
+        return replace(self, path=path)
 
     def open(self, split: str) -> Split:
         """The split "test", by class and then by name."""
@@ -200,6 +228,10 @@ def _imagenet_synsets(
                 f"{path} says {synset!r} of {name}, but must say a synset like n01440764; take {_SYNSET_LABELS_SOURCE}"
             )
     return synsets
+
+
+def _has_lists(root: Path) -> bool:
+    return any((folder / "synsets.txt").is_file() for folder in (root / "info", root))
 
 
 def info_folder(root: Path) -> Path:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 
 from nearsay import metrics
-from nearsay.batch import Dataset, Files, Labels, Predictions, Split
-from nearsay.data import Cifar10, Cifar100, Embeddings, Folder, Manifest
+from nearsay.batch import Files, Labels, Predictions
+from nearsay.data.inspect import dataset_at, open_first
 from nearsay.data.labels_file import recorded_rows
 from nearsay.errors import BAD_DATA, NoSplit, RunError
 from nearsay.experiment import Experiment
@@ -43,7 +42,7 @@ def evaluate(
         split = split or _default_split(folder)
         predictions, labels = _kept(folder, experiment, split, recorded, device)
     else:
-        split, (inputs, labels) = _open_first(_dataset_at(data, experiment.data, split), split)
+        split, (inputs, labels) = open_first(dataset_at(data, experiment.data, split), split)
         predictions, problems = predict_run(folder, inputs, device=device)
         unreadable = (
             [inputs.names[index] for index in sorted(problems)] if isinstance(inputs, Files) else []
@@ -178,46 +177,6 @@ def _detection(folder: Path, labels: Labels) -> dict[str, float | None] | None:
     seen = _trained_on(folder, _read_predictions(path, labels))
     found: dict[str, float | None] | None = measure_train(seen, labels, seen.indices)["detection"]
     return found
-
-
-def _dataset_at(path: Path, like: Dataset, split: str | None = None) -> Dataset:
-    """The data at a path, by what it looks like; `like` is what the run was trained on, and `split` what is wanted."""
-    ending = path.suffix.lower()
-    if ending in (".npy", ".npz") or (ending == ".parquet" and isinstance(like, Embeddings)):
-        return Embeddings(path=path)
-    if path.is_file():
-        return _table_at(path, like.root if isinstance(like, Manifest) else None, split)
-    if isinstance(like, Cifar10 | Cifar100) and (
-        any(path.glob("*meta")) or any(path.glob("cifar*/*meta"))
-    ):
-        return replace(like, path=path, labels=None, column=None)
-    return Folder(path=path)
-
-
-def _table_at(path: Path, root: str | Path | None, split: str | None) -> Manifest:
-    """The table, with the root that the run was given where none of its files lie beside it and all below the root."""
-    data = Manifest(path=path)
-    if root is None:
-        return data
-    below = replace(data, root=root)
-    try:
-        _, (inputs, _) = _open_first(below, split)
-    except (OSError, ValueError):
-        return data
-    are_beside = isinstance(inputs, Files) and any(
-        (path.parent / name).exists() for name in inputs.names
-    )
-    return data if are_beside else below
-
-
-def _open_first(data: Dataset, split: str | None) -> tuple[str, Split]:
-    """The split, or where none is named the first of test, validation and train that there is."""
-    for name in () if split else ("test", "validation"):
-        try:
-            return name, data.open(name)
-        except NoSplit:
-            continue
-    return split or "train", data.open(split or "train")
 
 
 def _renumbered(labels: Labels, classes: tuple[str, ...], where: Path) -> Labels:
