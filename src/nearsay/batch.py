@@ -63,7 +63,7 @@ class Labels:
 
     Attributes:
         given: (N,) int64, the labels to learn from; −1 where unlabeled.
-        clean: (N,) int64, the true labels, −1 where the true class is none of `classes`; None if
+        clean: (N,) int64, the true labels, −1 where the true class is not in `classes`; None if
             they are unknown.
         classes: The name of each class.
 
@@ -207,7 +207,7 @@ class Batch:
 
 
 class Objective(Protocol):
-    """A method as a value: its fields are its hyper-parameters, and calling it computes the loss."""
+    """A method as a value: its fields are hyper-parameters, and calling it computes the loss."""
 
     def init_state(
         self, num_examples: int, num_classes: int, num_features: int
