@@ -1,7 +1,9 @@
-"""Data sets: values with a method `open(split)` that gives the inputs and, apart from them, the labels.
+"""Data sets: values with a method `open(split)` that gives the inputs and, apart from them, the
+labels.
 
-A data set is described by `describe(data)` without being read as a whole. To use your own data, write
-a class with a method `open` (see `nearsay.batch.Dataset`) and pass an instance, or `FILE.py:NAME`.
+A data set is described by `describe(data)` without being read as a whole. To use your own data,
+write a class with a method `open` (see `nearsay.batch.Dataset`) and pass an instance, or
+`FILE.py:NAME`.
 """
 
 from nearsay.batch import DataInfo, Dataset, Files, Labels, Split

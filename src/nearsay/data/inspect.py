@@ -1,4 +1,4 @@
-"""Look at data without reading all of it: its sizes, what lies at a path, which files are missing."""
+"""Look at data without reading all of it: its sizes, its kind, and missing files."""
 
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -127,6 +127,10 @@ def check(name: str, path: str | Path) -> list[Finding]:
     return [_check_listed(part, data, split, _SOURCES[name]) for part, data, split in parts]
 
 
+def _sentence(error: Exception) -> str:
+    return f"{str(error).rstrip('.')}."
+
+
 def _check_listed(part: str, data: Dataset, split: str, source: str) -> Finding:
     try:
         inputs = data.open(split).inputs
@@ -135,9 +139,9 @@ def _check_listed(part: str, data: Dataset, split: str, source: str) -> Finding:
         if not is_present.all():
             raise missing_images(inputs.root, inputs.names, is_present, source)
     except Missing as error:
-        return Finding(part, "missing", error.found, error.expected, f"{error}.")
+        return Finding(part, "missing", error.found, error.expected, _sentence(error))
     except (ValueError, OSError) as error:
-        return Finding(part, "wrong", 0, None, f"{error}.")
+        return Finding(part, "wrong", 0, None, _sentence(error))
     num = len(inputs)
     return Finding(part, "ok", num, num, f"All {num} images are in {inputs.root}.")
 
@@ -148,7 +152,7 @@ def _check_imagenet(folder: Path) -> Finding:
         images = webvision.imagenet_images(folder)
     except (ValueError, OSError) as error:
         status = "missing" if isinstance(error, Missing) else "wrong"
-        return Finding("test", status, 0, _NUM_IMAGENET, f"{error}.")
+        return Finding("test", status, 0, _NUM_IMAGENET, _sentence(error))
     num = sum(map(len, images.values()))
     if num == _NUM_IMAGENET and len(images) == 1000:
         return Finding("test", "ok", num, num, f"All {num} images are in {folder}.")
@@ -170,5 +174,5 @@ def _check_cifar(name: str, folder: Path, split: str) -> Finding:
         for place in (folder / original.folder, folder):
             if all((place / file).is_file() for file in (*original.splits[split], original.meta)):
                 status = "wrong"
-        return Finding(split, status, 0, expected, f"{error}.")
+        return Finding(split, status, 0, expected, _sentence(error))
     return Finding(split, "ok", num, expected, f"All {num} images are in {folder}.")
