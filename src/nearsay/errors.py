@@ -18,8 +18,8 @@
     ├── Stopped (RuntimeError)     128 + n  a signal ended the run after a checkpoint
     └── RunError (RuntimeError)     varies  ends a command with the code that it holds
 
-The second base is Python's own, so `except ValueError` and `except RuntimeError` catch them as well.
-The codes are those of sysexits.h where it has one.
+The second base is Python's own, so `except ValueError` and `except RuntimeError` catch them as
+well. The codes are those of sysexits.h where it has one.
 """
 
 import signal

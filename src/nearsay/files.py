@@ -1,8 +1,8 @@
 """Files that appear whole or not at all, and tensors in files that show when a bit was flipped.
 
 A file is written under a draft name, `.NAME.NUMBER.partial`, and renamed when it is whole. A draft
-that a killed process has left is removed by the next writer. A sealed file is a safetensors file with
-the SHA-256 of each tensor in its metadata.
+that a killed process has left is removed by the next writer. A sealed file is a safetensors file
+with the SHA-256 of each tensor in its metadata.
 """
 
 import hashlib
