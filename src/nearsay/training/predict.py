@@ -35,7 +35,7 @@ from nearsay.training.run_folder import (
     read_origin,
     read_predictions,
 )
-from nearsay.transforms import Transform
+from nearsay.transforms.views import Transform
 
 # Rows of small images, and pixels of larger ones, in one batch.
 _ROWS = 1024
