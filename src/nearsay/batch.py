@@ -92,6 +92,9 @@ class Files:
     Attributes:
         root: The folder of the images.
         names: Paths below the root, with forward slashes.
+
+    >>> len(Files(root=Path("photos"), names=("cat/1.jpg", "dog/2.jpg")))
+    2
     """
 
     root: Path
@@ -107,6 +110,10 @@ class Split(NamedTuple):
     Attributes:
         inputs: (N, 3, H, W) uint8 images, or (N, D) float32 features, or `Files`.
         labels: The labels of the N examples.
+
+    >>> import torch
+    >>> split = Split(torch.zeros(2, 5), Labels(torch.tensor([0, 1]), None, ("cat", "dog")))
+    >>> inputs, labels = split
     """
 
     inputs: Tensor | Files
@@ -120,6 +127,9 @@ class DataInfo(NamedTuple):
         num_classes: How many classes its labels have.
         shape: (C, H, W) of an image array, (D,) of features, None for image files of any size.
         num_examples: How many examples its training split has; None if only the files can tell.
+
+    >>> DataInfo(num_classes=10, shape=(3, 32, 32), num_examples=50_000).shape
+    (3, 32, 32)
     """
 
     num_classes: int
@@ -138,6 +148,15 @@ class Dataset(Protocol):
     `at(path, split=None) -> Dataset | None` is the same kind of data at another path, or None if
     the path holds something else; `split` is the split that will be opened. Without it, a dataclass
     with a field `path` is copied with that field replaced.
+
+    >>> import torch
+    >>> from nearsay.data import describe
+    >>> class Stripes:
+    ...     def open(self, split):
+    ...         images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    ...         return Split(images, Labels(torch.arange(4) % 2, None, ("across", "down")))
+    >>> describe(Stripes())
+    DataInfo(num_classes=2, shape=(3, 8, 8), num_examples=4)
     """
 
     def open(self, split: str) -> Split:

@@ -23,6 +23,16 @@ class Transform(Protocol):
 
     To write your own, give a frozen dataclass `num_draws` and `apply`. If it also has a method
     `box`, as `RandomResizedCrop` has, workers cut image files by that box before they resize them.
+
+    >>> import torch
+    >>> class Darken:
+    ...     num_draws = 1
+    ...
+    ...     def apply(self, images, draws):
+    ...         return (images * draws[:, :, None, None]).to(images.dtype)
+    >>> images = torch.full((1, 3, 2, 2), 200, dtype=torch.uint8)
+    >>> Darken().apply(images, torch.tensor([[0.5]])).amax()
+    tensor(100, dtype=torch.uint8)
     """
 
     @property
