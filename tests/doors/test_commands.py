@@ -219,9 +219,7 @@ def test_a_class_that_was_never_learned_is_refused(run, tmp_path):
 
 
 def test_a_split_that_is_not_there_is_refused(run):
-    with pytest.raises(
-        NoSplit, match=r"split must be"
-    ):
+    with pytest.raises(NoSplit, match=r"split must be"):
         evaluate.evaluate(run, split="dev")
 
 

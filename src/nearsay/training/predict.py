@@ -24,8 +24,8 @@ from nearsay.data.labels_file import pack_relabeled
 from nearsay.data.loader import MARGIN, Inputs, finish, num_workers, sweep
 from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError, one_line
 from nearsay.experiment import Experiment
-from nearsay.label_propagation import propagate_labels
 from nearsay.files import load_sealed
+from nearsay.label_propagation import propagate_labels
 from nearsay.training.checkpoints import open_run, write_whole
 from nearsay.training.run_folder import (
     MADE_ANEW,
