@@ -1,14 +1,30 @@
+"""Drafts of files that are written whole, and tensors with digests."""
+
 import fcntl
 import os
+import random
 import signal
 import subprocess
 import sys
 
 import pytest
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch.testing import assert_close
 
 from nearsay.data import tables
-from nearsay.files import draft_of
+from nearsay.files import draft_of, load_sealed, pack_sealed
 from nearsay.training.checkpoints import write_whole
+
+TENSORS = {
+    "weight": torch.arange(12.0).view(3, 4).T,
+    "half": torch.tensor([1.5, -2.0]).to(torch.bfloat16),
+    "count": torch.tensor(7),
+    "mask": torch.tensor([True, False, True]),
+    "none": torch.empty(0, 5),
+}
+WHOLE = {name: tensor.contiguous() for name, tensor in TENSORS.items()}
 
 
 def write_table(path, content):
@@ -105,10 +121,59 @@ def test_arrays_are_audited_and_tables_written_where_files_have_no_such_locks(tm
 import sys
 sys.modules["fcntl"] = None
 import nearsay
-from nearsay import tables
-found = nearsay.audit([0, 1] * 10, features=[[1.0, 0.1 * i] for i in range(20)])
-tables.write(sys.argv[1], {"score": found.scores.tolist()})
+from nearsay.data import tables
+result = nearsay.audit([0, 1] * 10, features=[[1.0, 0.1 * i] for i in range(20)])
+tables.write(sys.argv[1], {"score": result.scores.tolist()})
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "scores.csv")], check=True)
     assert os.listdir(tmp_path) == ["scores.csv"]
     assert len(tables.read(tmp_path / "scores.csv").columns["score"]) == 20
+
+
+def test_tensors_come_back_as_they_were(tmp_path):
+    (tmp_path / "t").write_bytes(pack_sealed(WHOLE))
+    assert_close(load_sealed(tmp_path / "t"), WHOLE, rtol=0, atol=0)
+    assert_close(
+        load_sealed(tmp_path / "t", ("count",)), {"count": torch.tensor(7)}, rtol=0, atol=0
+    )
+    assert_close(safetensors.torch.load_file(tmp_path / "t"), WHOLE, rtol=0, atol=0)
+
+
+def test_a_file_without_digests_is_read_as_it_is(tmp_path):
+    for metadata in (None, {"format": "pt"}):
+        safetensors.torch.save_file(WHOLE, tmp_path / "t", metadata)
+        assert_close(load_sealed(tmp_path / "t"), WHOLE, rtol=0, atol=0)
+
+
+def test_no_flipped_bit_is_taken_for_a_value(tmp_path):
+    sound, draw, messages = pack_sealed(WHOLE), random.Random(0), []
+    for place in range(len(sound)):
+        content = bytearray(sound)
+        content[place] ^= 1 << draw.randrange(8)
+        (tmp_path / "t").write_bytes(content)
+        try:
+            tensors = load_sealed(tmp_path / "t")
+        except SafetensorError as error:
+            messages.append(str(error))
+        else:
+            # Only the name of the metadata entry may change unnoticed.
+            assert_close(tensors, WHOLE, rtol=0, atol=0)
+    assert len(messages) > 0.95 * len(sound)
+    assert "it is damaged in weight" in messages
+
+
+def test_damaged_digests_are_reported_when_only_a_part_is_read(tmp_path):
+    content = pack_sealed(WHOLE)
+    (tmp_path / "t").write_bytes(content.replace(b'\\"half\\"', b'\\"hair\\"'))
+    with pytest.raises(SafetensorError, match="it is damaged"):
+        load_sealed(tmp_path / "t", ("count",))
+
+
+def test_every_process_writes_the_same_bytes():
+    command = "import torch, sys; from nearsay.files import pack_sealed as p; "
+    command += "sys.stdout.buffer.write(p({n: torch.ones(3) for n in 'cadb'}))"
+    first, second = (
+        subprocess.run([sys.executable, "-c", command], capture_output=True).stdout
+        for _ in range(2)
+    )
+    assert first == second != b""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lab.record import Record
 from nearsay import metrics
+from nearsay.files import load_sealed, pack_sealed
 from nearsay.label_issues import Audit, audit
-from nearsay.sealed import load_sealed, pack_sealed
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.run_folder import read_labels, read_predictions
 

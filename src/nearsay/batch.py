@@ -1,92 +1,166 @@
-"""The nouns that everything else speaks in; the shapes of all tensors are fixed here.
+"""The nouns that all other modules share; the shapes of all tensors are fixed here.
 
 Letters: B rows of a batch, C classes, D features, K neighbors, N examples of a data set, V views.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from nearsay.validation import can_look, check_tensors, check_together, check_whole
-
-_Function = TypeVar("_Function", bound=Callable[..., object])
+from nearsay.validation import can_look, check_tensors, check_that, check_together, check_whole
 
 PADDING = -1
-"""The index of a row that is nobody: no loss, nobody's neighbor."""
+"""The index of a row that is no example: it adds nothing to a loss and is no neighbor."""
 
 
 class Outputs(NamedTuple):
-    """What a network says of a batch."""
+    """What a network computes for a batch.
 
-    features: Tensor  # (B, D), what enters the classifier
-    logits: Tensor  # (B, C)
+    Attributes:
+        features: (B, D) floating point, the inputs of the classifier.
+        logits: (B, C) floating point.
+    """
+
+    features: Tensor
+    logits: Tensor
 
 
 class Mix(NamedTuple):
-    """How mixup blended a batch: row i = weight · itself + (1 − weight) · its partner."""
+    """How mixup blended a batch: row i = weight · itself + (1 − weight) · its partner.
 
-    partners: Tensor  # (B,) position of the partner in the batch that was mixed, of which this may be a shard
-    partner_indices: Tensor  # (B,) who the partner is
-    weight: Tensor  # (B,) λ in [½, 1], so a row stays mostly itself
+    Attributes:
+        partners: (B,) position of the partner in the mixed batch; this batch may be a shard of it.
+        partner_indices: (B,) index of the partner, as in `Batch.indices`.
+        weight: (B,) λ in [½, 1], so a row stays mostly itself.
+    """
+
+    partners: Tensor
+    partner_indices: Tensor
+    weight: Tensor
 
 
 class Predictions(NamedTuple):
-    """One pass of a network over a data set: what everything after training reads."""
+    """One pass of a network over a data set; all analysis after training reads this.
 
-    features: Tensor  # (N, D)
-    logits: Tensor  # (N, C)
-    indices: Tensor  # (N,) int64
+    Attributes:
+        features: (N, D) floating point.
+        logits: (N, C) floating point.
+        indices: (N,) int64, which example each row is.
+    """
+
+    features: Tensor
+    logits: Tensor
+    indices: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The labels of a data set, apart from its images."""
+    """The labels of a data set, apart from its images.
 
-    given: Tensor  # (N,) int64; −1 where unlabeled
-    clean: (
-        Tensor | None
-    )  # (N,) int64, None if unknown; −1 where the true class is outside the vocabulary
+    Attributes:
+        given: (N,) int64, the labels to learn from; −1 where unlabeled.
+        clean: (N,) int64, the true labels, −1 where the true class is not in `classes`; None if
+            they are unknown.
+        classes: The name of each class.
+
+    >>> import torch
+    >>> labels = Labels(torch.tensor([0, 1, -1]), None, ("cat", "dog"))
+    >>> labels.classes[labels.given[1]]
+    'dog'
+    """
+
+    given: Tensor
+    clean: Tensor | None
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        for name, labels in (("given", self.given), ("clean", self.clean)):
-            if labels is not None:
-                _check_labels(name, labels, len(self.classes))
-        if self.clean is not None and self.clean.shape != self.given.shape:
-            raise ValueError(
-                f"{len(self.given)} given labels but {len(self.clean)} clean ones; there must be as many"
-            )
+        _check_labels("given", self.given, len(self.classes))
+        if self.clean is not None:
+            _check_labels("clean", self.clean, len(self.classes))
+            rows = len(self.given)
+            check_that(len(self.clean) == rows, "clean", f"{rows} labels", len(self.clean))
 
 
 @dataclass(frozen=True)
 class Files:
-    """Images on disk, decoded when they are needed; the number of an example is its place here."""
+    """Images on disk, decoded when they are needed; an example is its position in `names`.
+
+    Attributes:
+        root: The folder of the images.
+        names: Paths below the root, with forward slashes.
+
+    >>> len(Files(root=Path("photos"), names=("cat/1.jpg", "dog/2.jpg")))
+    2
+    """
 
     root: Path
-    names: tuple[str, ...]  # paths below the root, with forward slashes
+    names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.names)
 
 
 class Split(NamedTuple):
-    """A part of a data set: what the network sees, and the labels apart from it."""
+    """A part of a data set.
 
-    inputs: (
-        Tensor | Files
-    )  # (N, 3, H, W) uint8 images, or (N, D) float32 features, or images on disk
+    Attributes:
+        inputs: (N, 3, H, W) uint8 images, or (N, D) float32 features, or `Files`.
+        labels: The labels of the N examples.
+
+    >>> import torch
+    >>> split = Split(torch.zeros(2, 5), Labels(torch.tensor([0, 1]), None, ("cat", "dog")))
+    >>> inputs, labels = split
+    """
+
+    inputs: Tensor | Files
     labels: Labels
 
 
+class DataInfo(NamedTuple):
+    """What a data set contains, known without reading all of it.
+
+    Attributes:
+        num_classes: How many classes its labels have.
+        shape: (C, H, W) of an image array, (D,) of features, None for image files of any size.
+        num_examples: How many examples its training split has; None if only the files can tell.
+
+    >>> DataInfo(num_classes=10, shape=(3, 32, 32), num_examples=50_000).shape
+    (3, 32, 32)
+    """
+
+    num_classes: int
+    shape: tuple[int, ...] | None
+    num_examples: int | None
+
+
 class Dataset(Protocol):
-    """Where examples come from."""
+    """Where examples come from: any object with the method `open`.
+
+    Two more methods are used if they exist:
+
+    `describe() -> DataInfo` says what the data contains without reading all of it. Without it,
+    `nearsay.data.describe` opens the training split and looks.
+
+    `at(path, split=None) -> Dataset | None` is the same kind of data at another path, or None if
+    the path holds something else; `split` is the split that will be opened. Without it, a dataclass
+    with a field `path` is copied with that field replaced.
+
+    >>> import torch
+    >>> from nearsay.data import describe
+    >>> class Stripes:
+    ...     def open(self, split):
+    ...         images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    ...         return Split(images, Labels(torch.arange(4) % 2, None, ("across", "down")))
+    >>> describe(Stripes())
+    DataInfo(num_classes=2, shape=(3, 8, 8), num_examples=4)
+    """
 
     def open(self, split: str) -> Split:
-        """The split "train", "validation" or "test"; NoSplit if there is none of that name."""
+        """The split "train", "validation" or "test"; NoSplit if it has no split of that name."""
         ...
 
 
@@ -94,38 +168,56 @@ class Noise(Protocol):
     """A function from labels to labels, called once before training."""
 
     def __call__(self, labels: Labels, inputs: Tensor | None = None) -> Labels:
-        """New given labels, the same clean ones; `inputs` for noise that depends on what an example looks like."""
+        """New given labels, the same clean ones; `inputs` is for noise that depends on them."""
         ...
 
 
 class Loss(NamedTuple):
-    """The number to minimize and what it was made of.
+    """The number to minimize and its terms.
 
-    Under several processes `total` is scaled so that its mean over processes is the loss of the global batch,
-    which is what averaging gradients expects. `terms` are detached, for the log.
+    Attributes:
+        total: () the loss. Under several processes it is scaled so that its mean over processes is
+            the loss of the global batch, because gradients are averaged.
+        terms: Detached () tensors by name, for the log.
     """
 
-    total: Tensor  # ()
+    total: Tensor
     terms: dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows for one step. `inputs` may be anything the network takes whose first axis is the rows.
+    """Rows for one step.
 
-    Rows are view-major: with V views of B examples there are V·B rows, and the same index stands in each view.
-    The sum of a target row is the weight of its label: 0 means unlabeled.
+    Rows are view-major: V views of B examples are V·B rows, and each view repeats the indices.
+
+    Attributes:
+        inputs: (V·B, ...) anything that the network takes, one row per example and view.
+        targets: (V·B, C) floating point. The sum of a row is the weight of its label; 0 means
+            unlabeled.
+        indices: (V·B,) int64, which example a row is; −1 is padding.
+        views: How many views each example has.
+        mix: How mixup blended the rows; None without mixup.
+        plain_targets: (V·B, C) the targets before mixup; None without mixup.
+        teacher: Outputs of an averaged network on the inputs before mixup; None without one.
+
+    >>> import torch
+    >>> batch = Batch(
+    ...     inputs=torch.zeros(2, 8),
+    ...     targets=one_hot(torch.tensor([0, -1]), num_classes=3),
+    ...     indices=torch.tensor([7, 4]),
+    ... )
+    >>> batch.targets.sum(dim=1)
+    tensor([1., 0.])
     """
 
-    inputs: Tensor  # (V·B, ...)
-    targets: Tensor  # (V·B, C) floating point
-    indices: Tensor  # (V·B,) int64 who the row is; −1 is padding
+    inputs: Tensor
+    targets: Tensor
+    indices: Tensor
     views: int = 1
     mix: Mix | None = None
-    plain_targets: Tensor | None = (
-        None  # (V·B, C) as they were before mixup, None where there was none
-    )
-    teacher: Outputs | None = None  # an averaged network on the un-mixed inputs
+    plain_targets: Tensor | None = None
+    teacher: Outputs | None = None
 
     @property
     def is_real(self) -> Tensor:
@@ -134,19 +226,23 @@ class Batch:
 
 
 class Objective(Protocol):
-    """A method as a value: its fields are its hyper-parameters, calling it computes the loss."""
+    """A method as a value: its fields are hyper-parameters, and calling it computes the loss."""
 
     def init_state(
         self, num_examples: int, num_classes: int, num_features: int
     ) -> dict[str, Tensor]:
-        """State between steps, updated only in place; `{}` for almost everyone.
+        """State between steps, updated only in place; `{}` for most losses.
 
-        Tables with a row per example have one more row at the end, where rows that must not be kept are written.
+        A table with a row per example has one more row at the end. Rows that must not be kept are
+        written there.
         """
         ...
 
     def phase(self, epoch: float, state: Mapping[str, Tensor]) -> str:
-        """Name of the computation at `epoch`; asked on the host at epoch boundaries, and alone may branch on time."""
+        """Name of the computation at `epoch`; called on the host at the start of each epoch.
+
+        Only this method may branch on time.
+        """
         ...
 
     def __call__(
@@ -162,21 +258,28 @@ class Objective(Protocol):
 
 
 def are_pictures(inputs: Tensor) -> bool:
-    """Whether (N, ...) inputs can be looked at: bytes, gray or in color; whatever else a network takes is features."""
+    """Whether (N, ...) inputs are uint8 images, gray or in color; all other inputs are features."""
     return inputs.ndim == 4 and inputs.dtype == torch.uint8 and inputs.shape[1] in (1, 3)
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """(B,) class numbers as (B, C) float32 targets; −1 (unlabeled) becomes a row of zeros.
 
-    Labels on a CPU are checked; on an accelerator, where looking would stall the device, other values become zeros too.
+    Labels on a CPU are checked. On an accelerator, where a check would stall the device, any other
+    value becomes a row of zeros too.
+
+    >>> import torch
+    >>> one_hot(torch.tensor([1, -1]), num_classes=2)
+    tensor([[0., 1.],
+            [0., 0.]])
     """
     _check_labels("labels", labels, check_whole("num_classes", num_classes, 1))
     return (labels[:, None].long() == torch.arange(num_classes, device=labels.device)).float()
 
 
 def first_rows(indices: Tensor) -> Tensor:
-    """(B,) bool: the first row of each index, which alone writes into memory; padding never does."""
+    """(B,) bool: the first row of each index; only this row writes into state. Never padding."""
+    # A stable sort puts rows of one example side by side, with the first of them in front.
     order = indices.argsort(stable=True)
     ordered = indices[order]
     starts = torch.ones_like(ordered, dtype=torch.bool)
@@ -185,14 +288,22 @@ def first_rows(indices: Tensor) -> Tensor:
 
 
 def pad(batch: Batch, num_rows: int) -> Batch:
-    """The batch (of one view, before mixup) with rows of padding appended, so that all batches have equal shapes."""
+    """A batch with padding rows appended, so that all batches have equal shapes.
+
+    The batch must have one view and neither teacher nor mixup.
+
+    >>> import torch
+    >>> batch = Batch(
+    ...     inputs=torch.ones(1, 2), targets=torch.ones(1, 1), indices=torch.tensor([5])
+    ... )
+    >>> pad(batch, num_rows=3).indices
+    tensor([ 5, -1, -1])
+    """
     check_tensors(inputs=batch.inputs, targets=batch.targets, indices=batch.indices)
-    missing = check_whole(
-        "num_rows", num_rows, len(batch.indices), cure=", as many as the batch has"
-    )
-    missing -= len(batch.indices)
+    rows = len(batch.indices)
+    missing = check_whole("num_rows", num_rows, rows) - rows
     if batch.views != 1 or batch.mix is not None or batch.teacher is not None:
-        raise ValueError("pad a batch first and make its views, teacher and mixup afterwards")
+        raise ValueError("batch must be padded before it has views, a teacher or mixup.")
 
     def extended(rows: Tensor, value: int) -> Tensor:
         return torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)])
@@ -205,117 +316,101 @@ def pad(batch: Batch, num_rows: int) -> Batch:
 
 
 def check_outputs(outputs: Outputs, batch: Batch) -> None:
-    """Refuse a batch that an objective cannot mean; values are looked at only where it costs nothing."""
-    if not isinstance(batch, Batch):
-        raise ValueError(
-            f"batch of type {type(batch).__name__} must be nearsay.Batch(inputs=..., targets=..., indices=...)"
-        )
-    for name, said in (
-        ("outputs", outputs),
-        ("teacher", outputs if batch.teacher is None else batch.teacher),
-    ):
-        if not isinstance(said, Outputs):
-            raise ValueError(
-                f"{name} of type {type(said).__name__} must be nearsay.Outputs(features, logits)"
-            )
+    """Refuse outputs and a batch that do not belong together; reads values only on a CPU."""
+    _check_type("batch", batch, Batch)
+    _check_type("outputs", outputs, Outputs)
     features, logits = outputs
     check_tensors(features=features, logits=logits, targets=batch.targets, indices=batch.indices)
     check_together(logits, features=features, targets=batch.targets, indices=batch.indices)
-    rows = len(logits) if logits.ndim else 0
-    if (
-        logits.ndim != 2
-        or features.ndim != 2
-        or len(features) != rows
-        or batch.indices.shape != (rows,)
-    ):
-        raise ValueError(
-            f"features {tuple(features.shape)}, logits {tuple(logits.shape)} and indices {tuple(batch.indices.shape)} "
-            "must be (B, D), (B, C) and (B,) with one B"
-        )
-    if not logits.is_floating_point() or not features.is_floating_point():
-        raise ValueError(
-            f"logits of {logits.dtype} and features of {features.dtype} must be floating point"
-        )
-    if batch.teacher is not None and batch.teacher.logits.shape != logits.shape:
-        raise ValueError(
-            f"the teacher's logits {tuple(batch.teacher.logits.shape)} must have the shape {tuple(logits.shape)} of "
-            "the logits"
-        )
-    if batch.mix is not None and any(part.shape != (rows,) for part in batch.mix):
-        raise ValueError(
-            f"each part of mix must be ({rows},), one number for each row of the batch"
-        )
-    if batch.targets.shape != logits.shape or not batch.targets.is_floating_point():
-        raise ValueError(
-            f"targets {tuple(batch.targets.shape)} of {batch.targets.dtype} must be floating-point distributions of "
-            f"the shape {tuple(logits.shape)} of the logits; nearsay.one_hot makes them from class numbers"
-        )
-    if batch.indices.dtype != torch.int64:
-        raise ValueError(f"indices of {batch.indices.dtype} must be torch.int64")
-    if batch.views < 1 or rows % batch.views:
-        raise ValueError(f"{rows} rows cannot be {batch.views} views of the same examples")
+    for name, values in (("logits", logits), ("features", features), ("targets", batch.targets)):
+        check_that(values.ndim == 2, name, "two-dimensional", tuple(values.shape))
+        check_that(values.is_floating_point(), name, "floating point", values.dtype)
+    check_that(batch.indices.ndim == 1, "indices", "one-dimensional", tuple(batch.indices.shape))
+    check_that(batch.indices.dtype == torch.int64, "indices", "torch.int64", batch.indices.dtype)
+    rows = len(logits)
+    row_counts = {"features": features, "targets": batch.targets, "indices": batch.indices}
+    for name, values in row_counts.items():
+        check_that(len(values) == rows, name, "as many rows as logits", tuple(values.shape))
+    check_that(
+        batch.targets.shape == logits.shape,
+        "targets",
+        "(B, C) like the logits",
+        tuple(batch.targets.shape),
+        hint="Use nearsay.one_hot for class numbers.",
+    )
+    has_equal_views = batch.views >= 1 and rows % batch.views == 0
+    check_that(has_equal_views, "views", "a divisor of the number of rows", batch.views)
+    if batch.teacher is not None:
+        _check_type("teacher", batch.teacher, Outputs)
+        shape = tuple(batch.teacher.logits.shape)
+        check_that(shape == tuple(logits.shape), "teacher logits", "like the logits", shape)
+    if batch.mix is not None:
+        for name, part in zip(Mix._fields, batch.mix, strict=True):
+            check_that(part.shape == (rows,), f"mix.{name}", "one per row", tuple(part.shape))
     if can_look(batch.targets):
-        wrong = (
-            ~((batch.targets >= 0) & (batch.targets < torch.inf)) & batch.is_real[:, None]
-        )  # true for NaN as well
-        if wrong.any():
-            row = int(wrong.any(dim=1).nonzero()[0])
-            raise ValueError(
-                f"target row {row} holds {batch.targets[row][wrong[row]][0].item()}; targets are finite and not "
-                "negative, and a row of zeros means unlabeled"
-            )
-
-
-def _check_labels(name: str, labels: Tensor, num_classes: int) -> None:
-    check_tensors(**{name: labels})
-    if (
-        labels.ndim != 1
-        or labels.is_floating_point()
-        or labels.is_complex()
-        or labels.dtype == torch.bool
-    ):
-        raise ValueError(
-            f"{name} of shape {tuple(labels.shape)} and {labels.dtype} must be a vector of whole class numbers"
-        )
-    if can_look(labels) and len(labels):
-        labels = (
-            labels.long()
-        )  # in unsigned or narrow integers −1 and the number of classes may not exist
-        outside = labels[(labels < -1) | (labels >= num_classes)]
-        if len(outside):
-            raise ValueError(
-                f"{name} holds {outside[0].item()}, but with {num_classes} classes it must be 0 to {num_classes - 1}, "
-                "or -1 for unlabeled"
-            )
+        _check_target_values(batch)
 
 
 def check_indices(indices: Tensor, num_examples: int) -> None:
-    """Refuse numbers of examples that a memory has no row for; looks only where it costs nothing."""
+    """Refuse indices without a row in a table of `num_examples`; reads values only on a CPU."""
     if can_look(indices):
         outside = indices[(indices < PADDING) | (indices >= num_examples)]
         if len(outside):
             raise ValueError(
-                f"index {outside[0].item()} is not among the {num_examples} examples the memory was made for; "
-                f"it must be 0 to {num_examples - 1}, or {PADDING} for padding"
+                f"indices must be from 0 to {num_examples - 1}, or {PADDING} for padding, got "
+                f"{outside[0].item()}. The state has a row for {num_examples} examples."
             )
 
 
 def check_state(state: Mapping[str, Tensor]) -> None:
-    """Refuse what is no mapping, such as None."""
+    """Refuse a state that is no mapping, such as None."""
     if not isinstance(state, Mapping):
         raise ValueError(
-            f"state of type {type(state).__name__} must be what objective.init_state(num_examples, num_classes, "
-            "num_features) makes, which is {} for most"
+            f"state must be a mapping, got {type(state).__name__}. "
+            "Use objective.init_state(num_examples, num_classes, num_features)."
         )
 
 
 def check_place(state: Mapping[str, Tensor], outputs: Outputs) -> None:
-    """Refuse a memory that is none, and one that was left behind when the network was moved."""
+    """Refuse a state that stayed on another device when the network was moved."""
     check_state(state)
+    # By position, because the outputs are checked later and may be a plain tuple.
+    device = outputs[1].device
     for name, tensor in state.items():
-        if tensor.device != outputs[1].device:
+        if tensor.device != device:
             raise ValueError(
-                f"memory[{name!r}] is on {tensor.device} and the logits are on {outputs[1].device}; move all of it "
-                "with {name: tensor.to(device) for name, tensor in memory.items()}, or that of an adapter with "
-                "criterion.to(device)"
+                f"state[{name!r}] must be on the device of the logits, {device}, got "
+                f"{tensor.device}. Move every tensor of the state, or the loss module, with .to()."
+            )
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be nearsay.{kind.__name__}, got {type(value).__name__}.")
+
+
+def _check_target_values(batch: Batch) -> None:
+    # This comparison is False for NaN as well.
+    is_right = (batch.targets >= 0) & (batch.targets < torch.inf)
+    wrong = ~is_right & batch.is_real[:, None]
+    if wrong.any():
+        row = int(wrong.any(dim=1).nonzero()[0])
+        value = batch.targets[row][wrong[row]][0].item()
+        raise ValueError(f"targets must be finite and 0 or more, got {value} in row {row}.")
+
+
+def _check_labels(name: str, labels: Tensor, num_classes: int) -> None:
+    check_tensors(**{name: labels})
+    check_that(labels.ndim == 1, name, "one-dimensional", tuple(labels.shape))
+    is_whole = not (labels.is_floating_point() or labels.is_complex())
+    is_whole = is_whole and labels.dtype != torch.bool
+    check_that(is_whole, name, "whole class numbers", labels.dtype)
+    if can_look(labels) and len(labels):
+        # In unsigned or narrow integers −1 and the number of classes may not exist.
+        numbers = labels.long()
+        outside = numbers[(numbers < -1) | (numbers >= num_classes)]
+        if len(outside):
+            raise ValueError(
+                f"{name} must be from 0 to {num_classes - 1}, or -1 for unlabeled, got "
+                f"{outside[0].item()}."
             )

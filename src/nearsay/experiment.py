@@ -10,9 +10,11 @@ from torch.nn import Module
 from nearsay.batch import Dataset, Noise, Objective
 from nearsay.errors import NoDevice
 from nearsay.losses import NCR
-from nearsay.models import ResNet
+from nearsay.models.resnet import ResNet
 from nearsay.optim import SGD, AdamW, Cosine, Schedule
-from nearsay.transforms import PLUS_MINUS_ONE, Augment, Mixup, Transform, Views
+from nearsay.transforms.color import PLUS_MINUS_ONE
+from nearsay.transforms.mixup import Mixup
+from nearsay.transforms.views import Augment, Transform, Views
 from nearsay.validation import check_choice, check_number, check_plain, check_that, check_whole
 
 # torch seeds its generators with 64 bits.

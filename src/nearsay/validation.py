@@ -1,6 +1,8 @@
-"""Checks of values that users give; each returns the value or raises ValueError in one form of words.
+"""Checks of values that users give; each returns the value or raises ValueError in one form of
+words.
 
-The form is `{name} must be {condition}, got {value!r}.` with, if it helps, one more sentence: the `hint`.
+The form is `{name} must be {condition}, got {value!r}.` with, if it helps, one more sentence: the
+`hint`.
 """
 
 import json
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nearsay.errors import one_line
+from nearsay.errors import NoSplit, one_line
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _Value = TypeVar("_Value")
@@ -42,10 +44,20 @@ def check_choice(name: str, value: _Value, choices: Iterable[object], *, cure: s
     return value
 
 
+def check_split(split: str, known: Iterable[str], data: object, *, hint: str = "") -> None:
+    """NoSplit unless the data has the split."""
+    names = set(known)
+    if split not in names:
+        usual = ("train", "validation", "test")
+        in_order = [name for name in usual if name in names] + sorted(names - {*usual})
+        listed = " or ".join(map(repr, in_order))
+        raise NoSplit(f"split must be {listed} for {data}, got {split!r}.{hint and f' {hint}'}")
+
+
 def check_number(
     name: str, value: object, low: float, high: float = math.inf, *, cure: str = ""
 ) -> float:
-    """The value if it is a number of Python's own from low to high; `cure` adds to the condition."""
+    """The value if it is a Python number from low to high; `cure` adds to the condition."""
     check_plain(name, value)
     span = f"from {low:g} to {high:g}" if high < math.inf else f"of {low:g} or more"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -56,7 +68,7 @@ def check_number(
 
 
 def check_plain(name: str, value: object) -> None:
-    """Refuse a number that is not Python's own, such as numpy.float32: records would hold an array."""
+    """Refuse a number such as numpy.float32, because records would hold an array."""
     is_foreign = isinstance(value, Real) and not isinstance(value, (int, float))
     check_that(not is_foreign, name, "a Python number", value, hint="Use float(...).")
 
@@ -64,7 +76,7 @@ def check_plain(name: str, value: object) -> None:
 def check_whole(
     name: str, value: object, low: int, high: int | None = None, *, cure: str = ""
 ) -> int:
-    """The value as an int if it is a whole number from low to high; `cure` adds to the condition."""
+    """The value as an int if it is whole and from low to high; `cure` adds to the condition."""
     try:
         whole = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -126,7 +138,7 @@ def read_json(path: Path, *, hint: str = "", error: Callable[[str], Exception] =
 
 
 def can_look(tensor: Tensor) -> bool:
-    """Whether values may be read: on a CPU, where no device stalls, outside torch.compile and vmap."""
+    """Whether values may be read: on a CPU, which does not stall, not in torch.compile or vmap."""
     is_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(tensor)
     return tensor.device.type == "cpu" and not is_hidden
 
@@ -134,8 +146,8 @@ def can_look(tensor: Tensor) -> bool:
 def constant_when_compiled(function: _Function) -> _Function:
     """Mark a function that torch.compile calls once and does not trace.
 
-    `torch.compiler.assume_constant_result` does the same, but importing it loads the whole compiler,
-    which every command would wait for.
+    `torch.compiler.assume_constant_result` does the same, but importing it loads the whole
+    compiler, which every command would wait for.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -40,15 +40,15 @@ def test_folders_are_classes(tmp_path):
     assert labels.classes == ("cat", "dog")
     assert labels.given.dtype == torch.int64
     assert labels.given.tolist() == [0, 0, 1, 1]
-    assert "it has train" in refused(folder, "test")
-    assert "it has train" in refused(folder, "nonsense")
+    assert "split must be" in refused(folder, "test")
+    assert "split must be" in refused(folder, "nonsense")
 
 
 def test_two_classes_that_look_the_same_are_refused(tmp_path):
     message = refused(make(tmp_path, "caf\u00e9/a.jpg", "cafe\u0301/b.jpg", "tea/c.jpg"))
     assert (
         message
-        == r"classes 'cafe\u0301' and 'caf\xe9' look the same; put their images into one folder"
+        == r"classes 'cafe\u0301' and 'caf\xe9' look the same. Move their images into one folder."
     )
 
 
@@ -60,19 +60,19 @@ def test_folders_of_splits_hold_folders_of_classes(tmp_path, validation):
     assert listing(folder) == ({"train/cat/a.jpg": 0, "train/dog/b.jpg": 1}, ("cat", "dog"))
     assert listing(folder, "validation") == ({f"{validation}/dog/c.jpg": 1}, ("cat", "dog"))
     assert listing(folder, "test") == ({"test/cat/d.jpg": 0}, ("cat", "dog"))
-    assert "split='val' is not in" in refused(folder, "val")
+    assert "'val'" in refused(folder, "val")
 
 
 def test_a_test_split_alone_has_its_own_classes(tmp_path):
     folder = make(tmp_path, "test/cat/a.jpg", "test/dog/b.jpg")
     assert listing(folder, "test")[1] == ("cat", "dog")
-    assert "split='train' is not in" in refused(folder)
+    assert "'train'" in refused(folder)
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_a_class_that_cannot_be_learned_is_named(tmp_path, split):
     folder = make(tmp_path, "train/cat/a.jpg", f"{split}/cat/b.jpg", f"{split}/zebra/c.jpg")
-    assert f"class 'zebra' is in '{split}' but not in 'train'" in refused(folder)
+    assert f"class 'zebra' of '{split}'" in refused(folder)
 
 
 def test_order_is_by_class_and_then_by_bytes(tmp_path):
@@ -158,33 +158,31 @@ def test_a_class_may_be_called_like_a_split(tmp_path):
 
 
 def test_a_folder_beside_the_splits_is_refused(tmp_path):
-    assert "holds 'valid' beside 'train'" in refused(
-        make(tmp_path, "train/cat/a.jpg", "valid/cat/b.jpg")
-    )
+    assert "'valid'" in refused(make(tmp_path, "train/cat/a.jpg", "valid/cat/b.jpg"))
 
 
 def test_two_folders_for_one_split_are_refused(tmp_path):
     folder = make(tmp_path, "train/cat/a.jpg", "val/cat/b.jpg", "validation/cat/c.jpg")
-    assert "both for validation; keep one" in refused(folder)
+    assert "validation" in refused(folder)
 
 
 def test_a_folder_for_runs_among_the_classes_is_refused(tmp_path):
     told = refused(make(tmp_path, "cat/a.jpg", "runs/first/.lock"))
     assert (
         told
-        == f"'{tmp_path}/runs' is for runs, but here every folder is a class; choose another with --out"
+        == f"'{tmp_path}/runs' is for runs, but here every folder is a class. Use another --out."
     )
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["cat/a.jpg", "dog/"], "dog' is a class without images; fill it or remove it"),
+        (["cat/a.jpg", "dog/"], "dog' is a class without images"),
         (["cat/a.jpg", "dog/notes.txt"], "dog' is a class without images"),
         (["train/cat/a.jpg", "train/dog/"], "train/dog' is a class without images"),
-        (["a.jpg", "b.jpg"], "holds no folder of a class with images"),
-        ([], "holds no folder of a class with images"),
-        (["train/a.jpg", "test/b.jpg"], "train' holds no folder of a class with images"),
+        (["a.jpg", "b.jpg"], "must hold a folder of images per class"),
+        ([], "must hold a folder of images per class"),
+        (["train/a.jpg", "test/b.jpg"], "train' must hold a folder of images per class"),
     ],
 )
 def test_without_images_the_expected_layout_is_shown(tmp_path, names, expected):
@@ -197,17 +195,15 @@ def test_without_images_the_expected_layout_is_shown(tmp_path, names, expected):
     assert skipped == 0 or "found: 0 " not in lines[1]
     assert lines[2:] == [
         f"  {tmp_path}/CLASS/image.jpg",
-        f"  {tmp_path}/train/CLASS/image.jpg, with val and test beside train",
-        "or, where a table says which image is what: nearsay train manifest path=TABLE.csv",
+        f"  {tmp_path}/train/CLASS/image.jpg, with val and test next to train",
+        "or, with a table of paths and labels: nearsay train manifest path=TABLE.csv",
     ]
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path):
-    assert "is no folder; give the one that holds the classes" in refused(
-        Folder(path=tmp_path / "none")
-    )
+    assert "path must be a folder" in refused(Folder(path=tmp_path / "none"))
     (tmp_path / "file").write_text("")
-    told = "is no folder; give the one that holds the classes; a table of images is read by nearsay train manifest"
+    told = "nearsay train manifest"
     assert told in refused(Folder(path=str(tmp_path / "file")))
 
 
@@ -219,8 +215,8 @@ def test_one_class_whose_images_lie_in_one_folder_of_it_is_a_class(tmp_path):
 def test_the_folder_above_the_one_that_holds_the_classes_is_refused_with_the_right_one(tmp_path):
     make(tmp_path, "photos/cat/a.jpg", "photos/dog/b.jpg")
     told = refused(Folder(path=tmp_path))
-    assert "would be the only class, though it holds 2 folders of images" in told
-    assert told.endswith(f"give path={tmp_path / 'photos'}")
+    assert "would be the only class" in told
+    assert told.endswith(f"use path={tmp_path / 'photos'}")
     assert listing(Folder(path=tmp_path / "photos"))[1] == ("cat", "dog")
     make(tmp_path, "photos/c.jpg")  # so a class with folders of its own
     assert listing(Folder(path=tmp_path))[1] == ("photos",)
@@ -237,7 +233,7 @@ def test_links_out_of_the_root_are_refused(tmp_path):
     ):
         (tmp_path / "root" / link).symlink_to(tmp_path / target)
         assert "is a link to" in refused(folder)
-        assert f"outside of {str(tmp_path / 'root')!r}; copy it there" in refused(folder)
+        assert f"outside of {str(tmp_path / 'root')!r}. Copy it there." in refused(folder)
         (tmp_path / "root" / link).unlink()
     (tmp_path / "root/cat/notes").symlink_to(tmp_path / "elsewhere/x.jpg")
     assert listing(folder)[0] == {"cat/a.jpg": 0}
@@ -279,7 +275,7 @@ def test_names_that_are_no_text_are_refused(tmp_path):
     make(tmp_path, "cat/a.jpg")
     with open(os.fsencode(tmp_path / "cat") + b"/\xff.jpg", "wb"):
         pass
-    assert "\\udcff.jpg' has a name that is no UTF-8; rename it" in refused(Folder(path=tmp_path))
+    assert "\\udcff.jpg' must have a UTF-8 name" in refused(Folder(path=tmp_path))
 
 
 def test_a_share_of_each_class_is_held_out(tmp_path):
@@ -299,7 +295,7 @@ def test_a_share_of_each_class_is_held_out(tmp_path):
     assert listing(Folder(path=tmp_path, validation=0.2))[0] == train
     assert listing(Folder(path=tmp_path, validation=0.2, seed=1))[0] != train
     assert [*held][:8] != [f"a/{number:02}.jpg" for number in range(8)]
-    assert "it has train and validation" in refused(folder, "test")
+    assert "'train' or 'validation'" in refused(folder, "test")
 
 
 def test_nothing_is_held_out_where_there_is_a_folder_for_it(tmp_path):
@@ -318,15 +314,13 @@ def test_the_test_split_is_never_held_out(tmp_path):
 
 @pytest.mark.parametrize("validation", [0, 1, -0.1, 2, float("nan")])
 def test_the_share_is_a_share(tmp_path, validation):
-    with pytest.raises(ValueError, match="must be a share between 0 and 1"):
+    with pytest.raises(ValueError, match="between"):
         Folder(path=tmp_path, validation=validation)
 
 
 def test_a_share_of_nothing_is_refused(tmp_path):
     make(tmp_path, "a/1.jpg", "b/2.jpg")
-    assert "finds no class with two images" in refused(
-        Folder(path=tmp_path, validation=0.5), "validation"
-    )
+    assert "class" in refused(Folder(path=tmp_path, validation=0.5), "validation")
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from PIL import Image
 
 from faults.jobs import PATIENCE, is_over
 from nearsay import cli
-from nearsay.data import Folder, loader, workers
+from nearsay.data import Folder, loader
 from nearsay.data.loader import Stream, sweep, training_reader
 from nearsay.errors import WorkerError
 from nearsay.experiment import Experiment, Machine
@@ -64,7 +64,7 @@ def own_processes():
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
     assert multiprocessing.active_children() == []
-    assert not isinstance(signal.getsignal(signal.SIGCHLD), workers._Watch)
+    assert not isinstance(signal.getsignal(signal.SIGCHLD), loader._Watch)
 
 
 def experiment(photos, **machine):
@@ -164,13 +164,13 @@ def test_after_the_death_of_a_worker_the_run_goes_on_as_if_nothing_had_been(
 
 def test_full_shared_memory_is_a_failure_of_a_worker(photos, tmp_path, monkeypatch):
     """A limit on the size of files counts for shared memory too, which then cannot be had."""
-    prepare = workers.ignore_signals
+    prepare = loader._ignore_signals
 
     def prepare_without_memory(worker):
         prepare(worker)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 
-    monkeypatch.setattr(loader, "ignore_signals", prepare_without_memory)
+    monkeypatch.setattr(loader, "_ignore_signals", prepare_without_memory)
     with pytest.raises(WorkerError, match=r"torch_\d+"):
         train(experiment(photos), tmp_path)
 
@@ -278,9 +278,9 @@ def test_a_signal_to_a_worker_that_has_only_begun_is_ignored_too(photos, monkeyp
 
     def prepare_too_late(worker):
         os.kill(os.getpid(), number)
-        workers.ignore_signals(worker)
+        loader._ignore_signals(worker)
 
-    monkeypatch.setattr(loader, "ignore_signals", prepare_too_late)
+    monkeypatch.setattr(loader, "_ignore_signals", prepare_too_late)
     stream, rows = idle(photos)
     with stream.explained():
         assert len([next(rows) for _ in range(2)]) == 2
@@ -291,7 +291,7 @@ def test_a_signal_to_a_worker_that_has_only_begun_is_ignored_too(photos, monkeyp
 
 def test_a_worker_that_dies_at_once_is_missed(photos, monkeypatch):
     """So early that it is gone before the first look at the children."""
-    monkeypatch.setattr(loader, "ignore_signals", lambda worker: die())
+    monkeypatch.setattr(loader, "_ignore_signals", lambda worker: die())
     children = multiprocessing.active_children
 
     def late():

@@ -7,7 +7,7 @@ from lab.predictions import FOLDER, audit_again, path_of
 from lab.record import read_records
 from lab.run_queue import Wanted, write_queue
 
-from nearsay.sealed import load_sealed
+from nearsay.files import load_sealed
 
 RUN = Wanted(
     name="toy-run",

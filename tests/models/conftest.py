@@ -1,4 +1,6 @@
-"""A small stand-in for timm, which is not installed where these tests run: its names, and what they do for us."""
+"""A small stand-in for timm, which is not installed where these tests run: its names, and what they
+do for us.
+"""
 
 import os
 import sys

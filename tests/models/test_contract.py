@@ -217,19 +217,19 @@ def test_backbone_is_a_value(backbone):
 
 @every_backbone
 def test_no_class_at_all_is_refused(backbone):
-    with pytest.raises(ValueError, match="num_classes is 0; there must be at least one class"):
+    with pytest.raises(ValueError, match="num_classes"):
         build(backbone, num_classes=0)
 
 
 @every_backbone
 def test_seed_must_be_an_int(backbone):
-    with pytest.raises(ValueError, match=r"seed 0\.5 must be a Python int"):
+    with pytest.raises(ValueError, match="seed"):
         build(backbone, seed=0.5)
 
 
 @pytest.mark.parametrize("backbone", TABLES, ids=repr)
 def test_features_of_another_width_are_refused(backbone):
-    with pytest.raises(ValueError, match=r"inputs \(6, 8\) must be \(B, 7\) features"):
+    with pytest.raises(ValueError, match="inputs"):
         build(backbone)(torch.zeros(B, 8))
 
 
@@ -237,9 +237,7 @@ def test_features_of_another_width_are_refused(backbone):
     "kind", [ResNet, PreActResNet18, MLP, lambda **choice: Timm(name="tiny", **choice)]
 )
 def test_unknown_statistics_are_refused(kind):
-    with pytest.raises(
-        ValueError, match='statistics is \'rank\'; it must be "global" or "process"'
-    ):
+    with pytest.raises(ValueError, match="statistics"):
         kind(statistics="rank")
 
 
@@ -256,7 +254,7 @@ def test_statistics_reach_every_normalization(kind, statistics):
 
 @pytest.mark.parametrize("hidden", [(), (8, 0)])
 def test_layers_without_width_are_refused(hidden):
-    with pytest.raises(ValueError, match="it must name the width of one layer or more"):
+    with pytest.raises(ValueError, match="hidden"):
         MLP(hidden=hidden)
 
 

@@ -115,7 +115,7 @@ def test_class_weights_start_at_length_one_or_so():
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
 def test_impossible_scale_is_refused(scale):
-    with pytest.raises(ValueError, match="it must be positive and finite"):
+    with pytest.raises(ValueError, match="scale"):
         CosineHead(scale=scale)
 
 
@@ -129,6 +129,6 @@ def test_seeds_of_any_size_draw_different_numbers():
 
 def test_generator_is_given_back_after_an_error():
     state = torch.get_rng_state()
-    with pytest.raises(ValueError, match="at least one class"), drawn(0):
+    with pytest.raises(ValueError, match="num_classes"), drawn(0):
         LinearHead().build(torch.randint(3, (1,)).item(), 0)
     assert torch.equal(torch.get_rng_state(), state)

@@ -108,12 +108,15 @@ def test_moments_keep_their_digits_where_the_mean_is_large(mean):
     assert count == 64 * 64
     truth = inputs.double()
     assert_close(actual.double(), truth.mean(dim=(0, 2, 3)), rtol=1e-6, atol=1e-6)
-    # sums of squares in float32 would be wrong by several percent at 100 and by any amount at 10 000
+    # sums of squares in float32 would be wrong by several percent at 100 and by any amount at 10
+    # 000
     assert_close(variance.double(), truth.var(dim=(0, 2, 3), correction=0), rtol=1e-5, atol=0)
 
 
 def test_nothing_looks_at_a_number():
-    """Values of these tensors do not exist, so that asking for one, which would stall a device, is an error."""
+    """Values of these tensors do not exist, so that asking for one, which would stall a device, is
+    an error.
+    """
     with FakeTensorMode():
         for momentum in (0.1, None):
             norm = BatchNorm(C, momentum=momentum)
@@ -138,7 +141,7 @@ def test_buffers_are_updated_in_place():
 
 @pytest.mark.parametrize("shape", [(6,), (6, C, 5), (6, C + 1), (6, C + 1, 2, 2), (6, C, 2, 2, 2)])
 def test_other_shapes_are_refused(shape):
-    with pytest.raises(ValueError, match=r"must be \(B, 4\) or \(B, 4, H, W\)"):
+    with pytest.raises(ValueError, match="inputs"):
         BatchNorm(C)(torch.zeros(shape))
 
 

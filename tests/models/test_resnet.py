@@ -20,9 +20,11 @@ from nearsay.models.resnet import BLOCKS
         (ResNet(depth=34), 10, 21_282_122),
         (ResNet(small_images=False), 1000, 11_689_512),
         (ResNet(depth=50, small_images=False), 1000, 25_557_032),
-        # 11 171 146 is said of this network where the first convolution has no normalization (2 · 64 parameters)
+        # 11 171 146 is said of this network where the first convolution has no normalization (2 ·
+        # 64 parameters)
         (PreActResNet18(), 10, 11_171_146 + 2 * 64),
-        # five more shortcuts than usual: 64→64 twice, 128→128, 256→256, 512→512, each with a normalization
+        # five more shortcuts than usual: 64→64 twice, 128→128, 256→256, 512→512, each with a
+        # normalization
         (
             ResNet(projection="all"),
             10,
@@ -202,7 +204,9 @@ def test_small_images_may_be_very_small():
     ],
 )
 def test_narrow_networks_learn_on_a_cpu(network, rows, edge, threads):
-    """In a process of its own, which torch may end without a word: by large images, or by threads that share few."""
+    """In a process of its own, which torch may end without a word: by large images, or by threads
+    that share few.
+    """
     code = f"""
 import torch
 from nearsay.models import PreActResNet18, ResNet
@@ -232,9 +236,9 @@ def test_a_shortcut_of_a_narrow_network_is_a_convolution_with_stride(edge):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"depth": 101}, "depth is 101; it must be one of 18, 34, 50"),
-        ({"projection": "none"}, 'projection is \'none\'; it must be "first" or "all"'),
-        ({"width": 0}, "width is 0; it must be at least 1"),
+        ({"depth": 101}, "depth"),
+        ({"projection": "none"}, "projection"),
+        ({"width": 0}, "width"),
     ],
 )
 def test_impossible_choices_are_refused(choices, message):

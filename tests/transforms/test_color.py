@@ -166,22 +166,22 @@ def test_plus_minus_one_reaches_exactly_both():
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: ColorJitter(brightness=-0.1), "brightness=-0.1 must be a number from 0"),
-        (lambda: ColorJitter(contrast=float("nan")), "contrast=nan must be"),
-        (lambda: ColorJitter(saturation=float("inf")), "saturation=inf must be"),
-        (lambda: ColorJitter(hue=0.6), "hue=0.6 must be a number from 0 to 0.5"),
-        (lambda: Normalize(mean=(0, 0), std=(1, 1, 1)), r"mean \(0, 0\) must be three numbers"),
+        (lambda: ColorJitter(brightness=-0.1), "brightness"),
+        (lambda: ColorJitter(contrast=float("nan")), "contrast"),
+        (lambda: ColorJitter(saturation=float("inf")), "saturation"),
+        (lambda: ColorJitter(hue=0.6), "hue"),
+        (lambda: Normalize(mean=(0, 0), std=(1, 1, 1)), "mean"),
         (
             lambda: Normalize(mean=(0, 0, float("nan")), std=(1, 1, 1)),
-            "mean .* must be three numbers",
+            "mean",
         ),
         (
             lambda: Normalize(mean=(0, 0, 0), std=(1, 0, 1)),
-            r"std \(1, 0, 1\) must be three numbers above 0",
+            "std",
         ),
         (
             lambda: replace(CIFAR10_COLORS, dtype="int8"),
-            "dtype 'int8' must be 'float32', 'bfloat16' or 'float16'",
+            "dtype",
         ),
     ],
 )

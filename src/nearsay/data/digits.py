@@ -6,29 +6,37 @@ import torch
 
 from nearsay import rng
 from nearsay.batch import Labels, Split
-from nearsay.errors import NoSplit
+from nearsay.validation import check_number, check_split
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """Images of 8×8 in ten classes (Alpaydin and Kaynak 1998), split by `seed`, with the same share of every class.
+    """Images of 8×8 in ten classes (Alpaydin and Kaynak 1998), with the splits "train" and "test".
 
-    The file has the gray levels 0 to 16; they are multiplied by 15 and stand in all three channels, so that networks
-    for color images take them. Both splits keep the order of the file.
+    The gray levels 0 to 16 are multiplied by 15 and copied to three channels, so that networks for
+    color images take them. Both splits have the same share of every class and keep the order of the
+    file.
+
+    Args:
+        test_share: Share of every class in the test split, from 0.01 to 0.99.
+        seed: Of the split.
+
+    >>> inputs, labels = Digits().open("train")
+    >>> inputs.shape, len(labels.classes)
+    (torch.Size([1347, 3, 8, 8]), 10)
     """
 
     test_share: float = 0.25
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.01 <= self.test_share <= 0.99:
-            raise ValueError(f"test_share={self.test_share!r} must be from 0.01 to 0.99")
+        check_number("test_share", self.test_share, 0.01, 0.99)
 
     def open(self, split: str) -> Split:
-        """The split "train" or "test": uint8 images (N, 3, 8, 8) with values from 0 to 240, and labels all clean."""
-        if split not in ("train", "test"):
-            raise NoSplit(f"split={split!r} is not in the digits; it has train and test")
-        from sklearn.datasets import load_digits  # noqa: PLC0415  # a second, which only this data set should cost
+        """uint8 images (N, 3, 8, 8) with values from 0 to 240, and labels that are all clean."""
+        check_split(split, ("train", "test"), "the digits")
+        # The import takes a second, which only this data set should cost.
+        from sklearn.datasets import load_digits  # noqa: PLC0415
 
         images, numbers = load_digits(return_X_y=True)
         labels = torch.from_numpy(numbers).long()

@@ -1,9 +1,10 @@
-"""Images in folders named after their classes, with or without folders for the splits around them."""
+"""Images in folders named after their classes, perhaps inside folders for the splits."""
 
 import os
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,28 +12,43 @@ import torch
 from torch import Tensor
 
 from nearsay import rng
-from nearsay.batch import Files, Labels, Split
+from nearsay.batch import DataInfo, Files, Labels, Split
 from nearsay.data.images import is_image
-from nearsay.errors import NoSplit
+from nearsay.validation import check_split, check_that
 
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 """Folders that are splits rather than classes, in lower case."""
 
 
 class Scan(NamedTuple):
-    """What was found of one split."""
+    """The images of one split.
 
-    names: tuple[str, ...]  # below the root, by class and then by path
-    labels: tuple[int, ...]  # the number of the class of each name
+    Attributes:
+        names: Paths below the root, by class and then by path.
+        labels: The class number of each name.
+        classes: The names of the classes.
+        num_skipped: How many files are hidden, not images, or not in a class.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[int, ...]
     classes: tuple[str, ...]
-    num_skipped: int  # files that are hidden, no images, or in no class
+    num_skipped: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Images as `path/CLASS/*.jpg`, or as `path/train/CLASS/*.jpg` with folders `val` and `test` beside `train`.
+    """Images as `path/CLASS/*.jpg`, or as `path/train/CLASS/*.jpg` with `val` and `test` next to
+    `train`.
 
-    Where there is no `val`, `validation` is the share of each class that is held out of train, drawn by `seed`.
+    Args:
+        path: The folder.
+        validation: Share of each class to hold out of train if there is no folder `val`; None holds
+            none out.
+        seed: Of the choice of held-out images.
+
+    >>> Folder(path="photos", validation=0.1).seed
+    0
     """
 
     path: str | Path
@@ -40,53 +56,52 @@ class Folder:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.validation is not None and not 0 < self.validation < 1:
-            raise ValueError(
-                f"validation={self.validation!r} must be a share between 0 and 1, or None for no split"
-            )
+        is_right = self.validation is None or 0 < self.validation < 1
+        check_that(is_right, "validation", "between 0 and 1, or None", self.validation)
+
+    def describe(self) -> DataInfo:
+        """Its classes and how many images they have, by the names of folders and files."""
+        scan = self.scan("train")
+        return DataInfo(len(scan.classes), None, len(scan.names))
+
+    def at(self, path: Path, split: str | None = None) -> "Folder | None":
+        """The folder at another path with its own splits; None if it is a file."""
+        return Folder(path=path) if path.is_dir() else None
 
     def open(self, split: str) -> Split:
-        """The images as files, and their labels; ValueError if there is no such split or something is out of place."""
-        found = self.scan(split)
-        labels = Labels(given=torch.tensor(found.labels), clean=None, classes=found.classes)
-        return Split(Files(Path(self.path).expanduser(), found.names), labels)
+        """The images as files, and their labels."""
+        scan = self.scan(split)
+        labels = Labels(given=torch.tensor(scan.labels), clean=None, classes=scan.classes)
+        return Split(Files(Path(self.path).expanduser(), scan.names), labels)
 
     def scan(self, split: str) -> Scan:
         """What `open` gives, and how many files were skipped."""
         root = Path(self.path).expanduser()
-        if not root.is_dir():
-            table = (
-                "; a table of images is read by nearsay train manifest" if root.is_file() else ""
-            )
-            raise ValueError(
-                f"path={str(self.path)!r} is no folder; give the one that holds the classes{table}"
-            )
+        hint = "Use nearsay train manifest for a table of images." if root.is_file() else ""
+        check_that(root.is_dir(), "path", "a folder of classes", str(self.path), hint=hint)
         reader = _Reader(root)
         folders = _split_folders(reader)
-        is_drawn = (
-            self.validation is not None and "train" in folders and "validation" not in folders
-        )
-        known = [*folders, *(["validation"] if is_drawn else [])]
-        if split not in known:
-            raise NoSplit(f"split={split!r} is not in {root}; it has {' and '.join(known)}")
-        is_drawn = is_drawn and split in ("train", "validation")
+        known = list(folders)
+        is_drawn = False
+        if self.validation is not None and "train" in folders and "validation" not in folders:
+            known.append("validation")
+            is_drawn = split in ("train", "validation")
+        check_split(split, known, root)
         classes = _classes(reader, folders)
         reader.num_skipped = 0
         names, counts = _images(reader, folders["train" if is_drawn else split], classes)
-        labels = [number for number, count in enumerate(counts) for _ in range(count)]
+        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).tolist()
         if is_drawn:
             is_held = _draw(counts, self.validation or 0.0, self.seed)
-            chosen = (is_held == (split == "validation")).nonzero().flatten().tolist()
-            names, labels = [names[place] for place in chosen], [labels[place] for place in chosen]
-            if not names:
-                raise ValueError(
-                    f"validation={self.validation!r} finds no class with two images; leave it out"
-                )
+            chosen = (is_held == (split == "validation")).tolist()
+            names, labels = list(compress(names, chosen)), list(compress(labels, chosen))
+            condition = "None, because no class has two images"
+            check_that(bool(names), "validation", condition, self.validation)
         return Scan(tuple(names), tuple(labels), classes, reader.num_skipped)
 
 
 class _Reader:
-    """Looks into folders below a root and never outside it."""
+    """Lists folders below a root and never outside it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.num_skipped = root, 0
@@ -94,13 +109,13 @@ class _Reader:
 
     def folders(self, folder: str) -> list[str]:
         """The names of the folders in a folder, sorted; its files are skipped."""
-        found = []
+        names = []
         for entry in self._entries(folder):
             if entry.is_dir(follow_symlinks=False):
-                found.append(entry.name)
+                names.append(entry.name)
             else:
                 self.num_skipped += 1
-        return sorted(found)
+        return sorted(names)
 
     def images(self, folder: str) -> Iterator[str]:
         """The images in a folder and the folders in it, as paths below the root."""
@@ -129,18 +144,20 @@ class _Reader:
 
     def _check_link(self, entry: os.DirEntry[str]) -> None:
         target = os.path.realpath(entry.path)
+        # A link to nothing is an image that cannot be decoded, and is treated like one.
         if not os.path.lexists(target):
-            return  # it leads nowhere, so it is an image that cannot be decoded, and treated as such
+            return
         if not target.startswith(self._inside):
             raise ValueError(
-                f"{entry.path!r} is a link to {target!r}, outside of {str(self.root)!r}; copy it there"
+                f"{entry.path!r} is a link to {target!r}, outside of {str(self.root)!r}. "
+                "Copy it there."
             )
         if os.path.isdir(target):
-            raise ValueError(f"{entry.path!r} is a link to a folder; put the folder itself there")
+            raise ValueError(f"{entry.path!r} is a link to a folder. Move the folder there.")
         parts = target[len(self._inside) :].split(os.sep)
         if os.path.exists(target) and not any(part.startswith(".") for part in parts):
             raise ValueError(
-                f"{entry.path!r} is a link to {target!r}, which would count twice; remove one of them"
+                f"{entry.path!r} is a link to {target!r}, which would count twice. Remove one."
             )
 
 
@@ -148,47 +165,54 @@ def _check_name(path: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{path!r} has a name that is no UTF-8; rename it") from error
+        raise ValueError(f"{path!r} must have a UTF-8 name. Rename it.") from error
 
 
 def _split_folders(reader: _Reader) -> dict[str, str]:
-    """The folder of each split, below the root; "" is the root itself, where there are no folders for splits."""
-    names = reader.folders("")
-    splits = [name for name in names if name.lower() in SPLITS]
-    others = [name for name in names if name.lower() not in SPLITS]
+    """The folder of each split, below the root; without such folders the root is train."""
+    splits: list[str] = []
+    others: list[str] = []
+    for name in reader.folders(""):
+        names = splits if name.lower() in SPLITS else others
+        names.append(name)
+    # A class may be called train, as in CIFAR-100.
     if others and not any(reader.folders(name) for name in splits):
-        return {"train": ""}  # also where a class is called train, as in CIFAR-100
+        return {"train": ""}
     if others:
         raise ValueError(
-            f"{reader.root} holds {others[0]!r} beside {splits[0]!r}, which is a split; the splits are train, val or "
-            f"validation, and test, so rename it or move it away, or give {str(reader.root / splits[0])!r} as path"
+            f"{reader.root} must hold either splits or classes, got the split {splits[0]!r} and "
+            f"{others[0]!r}. Move {others[0]!r} away, or use path={str(reader.root / splits[0])!r}."
         )
     folders: dict[str, str] = {}
     for name in splits:
         split = SPLITS[name.lower()]
         if split in folders:
             raise ValueError(
-                f"{reader.root} holds {folders[split]!r} and {name!r}, both for {split}; keep one of them"
+                f"{reader.root} must hold one folder for {split}, got {folders[split]!r} "
+                f"and {name!r}."
             )
         folders[split] = name
     return folders or {"train": ""}
 
 
 def _classes(reader: _Reader, folders: dict[str, str]) -> tuple[str, ...]:
-    found = {split: reader.folders(folder) for split, folder in folders.items()}
-    everywhere = {name for names in found.values() for name in names}
-    known = set(found.get("train", everywhere))
-    for split, names in found.items():
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(
-                f"class {unknown[0]!r} is in {folders[split]!r} but not in {folders['train']!r}, where it would "
-                "have to be learned; add it there, or remove it"
-            )
-    written: dict[str, str] = {}  # as it looks -> as it is
+    in_split = {split: reader.folders(folder) for split, folder in folders.items()}
+    known = set().union(*in_split.values())
+    if "train" in in_split:
+        known = set(in_split["train"])
+    for split, names in in_split.items():
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"class {name!r} of {folders[split]!r} must be in {folders['train']!r} too, "
+                    "where it is learned."
+                )
+    # Two spellings in Unicode may look the same.
+    written: dict[str, str] = {}
     for name in sorted(known):
         if (other := written.setdefault(unicodedata.normalize("NFC", name), name)) != name:
             raise ValueError(
-                f"classes {other!a} and {name!a} look the same; put their images into one folder"
+                f"classes {other!a} and {name!a} look the same. Move their images into one folder."
             )
     return tuple(sorted(known))
 
@@ -199,47 +223,46 @@ def _images(reader: _Reader, folder: str, classes: tuple[str, ...]) -> tuple[lis
     counts = []
     present = set(reader.folders(folder))
     for name in classes:
-        below = (
-            sorted(reader.images(f"{folder}/{name}" if folder else name)) if name in present else []
-        )
-        if name in present and not below:
-            where = str(reader.root / folder / name)
-            if any(Path(where).rglob(".lock")):
-                raise ValueError(
-                    f"{where!r} is for runs, but here every folder is a class; choose another with --out"
-                )
-            raise ValueError(
-                f"{where!r} is a class without images; fill it or remove it\n{_layout(reader)}"
-            )
+        below = []
+        if name in present:
+            below = sorted(reader.images(f"{folder}/{name}" if folder else name))
+            if not below:
+                _refuse_empty(reader, reader.root / folder / name)
         names += below
         counts.append(len(below))
-    if (
-        len(classes) == 1
-        and len(inner := {name.split("/")[-2] for name in names}) > 1
-        and classes[0] not in inner
-    ):
+    inner = {name.split("/")[-2] for name in names}
+    if len(classes) == 1 and len(inner) > 1 and classes[0] not in inner:
         where = str(reader.root / folder / classes[0])
         raise ValueError(
-            f"{where!r} would be the only class, though it holds {len(inner)} folders of images; if these are the "
-            f"classes, give path={where}"
+            f"{where!r} would be the only class, but it holds {len(inner)} folders of images. "
+            f"If these are the classes, use path={where}"
         )
     if not names:
         where = str(reader.root / folder)
-        raise ValueError(f"{where!r} holds no folder of a class with images\n{_layout(reader)}")
+        raise ValueError(f"{where!r} must hold a folder of images per class\n{_layout(reader)}")
     return names, counts
+
+
+def _refuse_empty(reader: _Reader, folder: Path) -> None:
+    if any(folder.rglob(".lock")):
+        raise ValueError(
+            f"{str(folder)!r} is for runs, but here every folder is a class. Use another --out."
+        )
+    raise ValueError(f"{str(folder)!r} is a class without images\n{_layout(reader)}")
 
 
 def _layout(reader: _Reader) -> str:
     return (
-        f"found: {reader.num_skipped} files that are hidden, no images, or in no class; expected:\n"
+        f"found: {reader.num_skipped} files that are hidden, not images, or not in a class; "
+        "expected:\n"
         f"  {reader.root}/CLASS/image.jpg\n"
-        f"  {reader.root}/train/CLASS/image.jpg, with val and test beside train\n"
-        "or, where a table says which image is what: nearsay train manifest path=TABLE.csv"
+        f"  {reader.root}/train/CLASS/image.jpg, with val and test next to train\n"
+        "or, with a table of paths and labels: nearsay train manifest path=TABLE.csv"
     )
 
 
 def _draw(counts: list[int], share: float, seed: int) -> Tensor:
-    """(N,) bool: who is held out: of each class that share, but at least one and not all."""
+    """(N,) bool: the held-out images: that share of each class, but at least one and not all."""
     is_held = torch.zeros(sum(counts), dtype=torch.bool)
     start = 0
     for count in counts:

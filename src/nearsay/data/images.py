@@ -1,4 +1,4 @@
-"""One image file, decoded safely: what comes back is the whole picture in RGB, or an error that names the file."""
+"""Image files, decoded safely: the whole picture in RGB, or an error that names the file."""
 
 import os
 import stat
@@ -26,11 +26,13 @@ ENDINGS = (
     ".ppm",
     ".pgm",
 )
-"""What the name of an image ends with, in lower case."""
+"""Endings of the names of images, in lower case."""
 FOREIGN = (".heic", ".heif", ".avif", ".jxl")
-"""Photographs that are not decoded: they count as images, so that each is named as unreadable and none is missed."""
+"""Photographs that are not decoded. They count as images, so that each is reported as unreadable.
+"""
 MOST_PIXELS = 64_000_000
-_MOST_BYTES = 8 * MOST_PIXELS  # four channels of 16 bits each, not compressed
+# Four channels of 16 bits each, not compressed.
+_MOST_BYTES = 8 * MOST_PIXELS
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _FLAGS = (
     os.O_RDONLY
@@ -41,14 +43,15 @@ _FLAGS = (
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is called as images are."""
+    """Whether the name of a file is the name of an image."""
     return name.lower().endswith(ENDINGS + FOREIGN)
 
 
 def decode(path: str | Path) -> Image.Image:
-    """The image in mode RGB, turned upright as its EXIF says; ImageError if it is not one, or not whole.
+    """The image in mode RGB, turned upright by its EXIF; ImageError if it is no image, or not
+    whole.
 
-    The first frame of an animation; transparency on white; 16 bits of gray scaled to 8.
+    It is the first frame of an animation. Transparency becomes white, and 16 bits of gray become 8.
     """
     try:
         with (
@@ -59,9 +62,8 @@ def decode(path: str | Path) -> Image.Image:
             _check_size(path, *image.size)
             image.load()
             _check_size(path, *image.size)
-            with suppress(
-                Exception
-            ):  # broken EXIF says nothing of the pixels, which then stay as they are stored
+            # With broken EXIF the pixels stay as they are stored.
+            with suppress(Exception):
                 ImageOps.exif_transpose(image, in_place=True)
             return _to_rgb(path, image)
     except ImageError:
@@ -78,7 +80,8 @@ def decode(path: str | Path) -> Image.Image:
         raise ImageError(
             f"{_quoted(path)} cannot be read: {error.strerror or error}; replace or remove it"
         ) from error
-    except Exception as error:  # Pillow's decoders raise nearly anything on broken bytes
+    # Pillow's decoders raise nearly anything on broken bytes.
+    except Exception as error:
         reason = one_line(error)
         raise ImageError(
             f"{_quoted(path)} cannot be decoded: {reason}; replace or remove it"
@@ -86,7 +89,7 @@ def decode(path: str | Path) -> Image.Image:
 
 
 def why_unreadable(files: Files, index: int) -> str:
-    """Why the file of an example cannot be decoded, without saying where it lies; "" if it can be."""
+    """Why the file of an example cannot be decoded, without its path; "" if it can be."""
     path = files.root / files.names[index]
     try:
         decode(path)
@@ -99,23 +102,24 @@ def why_unreadable(files: Files, index: int) -> str:
 
 
 def _open(path: str | Path) -> int:
-    """A descriptor of a regular file; a pipe or device is never waited for."""
+    """A descriptor of a regular file; the process never waits for a pipe or device."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ImageError(f"{_quoted(path)} is not a regular file; replace or remove it")
     descriptor = os.open(path, _FLAGS)
-    found = os.fstat(descriptor)  # once more, as another file may have taken its place
-    if stat.S_ISREG(found.st_mode) and 0 < found.st_size <= _MOST_BYTES:
+    # Checked once more, because another file may have taken its place.
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode) and 0 < facts.st_size <= _MOST_BYTES:
         return descriptor
     os.close(descriptor)
     raise ImageError(
-        f"{_quoted(path)} has {found.st_size} bytes, but an image is a regular file of 1 to {_MOST_BYTES} bytes; "
-        "replace or remove it"
+        f"{_quoted(path)} has {facts.st_size} bytes, but an image is a regular file of 1 to "
+        f"{_MOST_BYTES} bytes; replace or remove it"
     )
 
 
 @contextmanager
 def _strict() -> Iterator[None]:
-    """No half images, whatever the rest of the program allows, and no warnings about what is decoded or refused."""
+    """No truncated images, whatever the rest of the program allows, and no warnings of Pillow."""
     allowed = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
@@ -129,14 +133,15 @@ def _strict() -> Iterator[None]:
 def _check_size(path: str | Path, width: int, height: int) -> None:
     if not 0 < width * height <= MOST_PIXELS:
         raise ImageError(
-            f"{_quoted(path)} has {width}×{height} pixels; make it 1 to {MOST_PIXELS // 10**6} million, or remove it"
+            f"{_quoted(path)} has {width}×{height} pixels; make it 1 to "
+            f"{MOST_PIXELS // 10**6} million, or remove it"
         )
 
 
 def _to_rgb(path: str | Path, image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16") or (
-        image.mode == "I" and image.format in ("PNG", "PPM")
-    ):  # white is 65535
+    has_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
+    if has_16_bits or image.mode.startswith("I;16"):
+        # White is 65535 = 255 · 257; rounded to the nearest of 256 levels.
         levels = np.array(image, dtype=np.int32)
         np.clip(levels, 0, 65535, out=levels)
         levels += 128
@@ -144,7 +149,7 @@ def _to_rgb(path: str | Path, image: Image.Image) -> Image.Image:
         return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ImageError(
-            f"{_quoted(path)} has 32-bit pixels, which do not say how bright white is; save it with 8 or 16 bits"
+            f"{_quoted(path)} has 32-bit pixels without a known white; save it with 8 or 16 bits"
         )
     if not image.has_transparency_data:
         return image.convert("RGB")

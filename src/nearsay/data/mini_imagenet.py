@@ -1,24 +1,26 @@
-"""Mini-ImageNet with controlled label noise from the web (red) or made by chance (blue), from its published lists.
+"""Mini-ImageNet with controlled label noise, from the web (red) or by chance (blue).
 
-The lists name two kinds of images: those of ImageNet begin with their synset, and those of the web have another name.
+The published lists name two kinds of images: names of ImageNet begin with a synset, others are of
+the web.
 """
 
 import re
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from nearsay.batch import Labels, Split
+from nearsay.batch import DataInfo, Labels, Split
 from nearsay.data.webvision import Listing, check_count, locate, make_split, read_lines, read_list
-from nearsay.errors import Missing, NoSplit
+from nearsay.errors import Missing
+from nearsay.validation import check_choice, check_split
 
 SOURCE = (
     "the lists are in https://storage.googleapis.com/cnlw/dataset_no_images.zip, and "
-    "https://google.github.io/controlled-noisy-web-labels/index.html tells of the images"
+    "https://google.github.io/controlled-noisy-web-labels/index.html describes the images"
 )
 LEVELS = (0.0, 0.2, 0.4, 0.8)
 """The shares of noise that the paper reports."""
@@ -34,19 +36,30 @@ _SYNSET = re.compile("n[0-9]{8}")
 
 @dataclass(frozen=True, kw_only=True)
 class MiniImageNet:
-    """Red and Blue Mini-ImageNet (Jiang et al. 2020): 100 classes, about 50 000 (red) or 60 000 (blue) images.
+    """Red and Blue Mini-ImageNet (Jiang et al. 2020): 100 classes, 50 000 (red) or 60 000 (blue)
+    images.
 
-    `path` is the folder that holds `split`, or `mini-imagenet/split` as the archive of the lists does. Images of train
-    are looked for in `all_images`, those of the web in `noisy_images` too, those of test in `validation`. `noise` is
-    the share of wrong labels, 0, 0.2, 0.4 or 0.8 in the paper; 0.05, 0.1, 0.15, 0.3, 0.5 and 0.6 are published as well.
+    Images of train are looked for in `all_images`, images of the web in `noisy_images` too, images
+    of test in `validation`. The published validation images are the split "test", because results
+    are reported on them.
 
-    True classes: an image of ImageNet is of the class of its synset. Images of the web replace right ones because their
-    labels were found wrong, and what they show is not told, so they count as outside the vocabulary (clean is −1).
+    True classes: an image of ImageNet has the class of its synset. Images of the web have wrong
+    labels, and what they show is unknown, so they count as outside the vocabulary (clean is −1).
 
-    The published validation images are the split "test", as results are reported on them. With `held_out_set=True`
-    there is a split "validation" for choosing hyper-parameters: the images of red without noise that are in none of the
-    lists with 20, 40 and 80 %; they are then left out of train wherever it has them. `partial=True` takes the images
-    that are there, however many, as some of the web are gone.
+    Args:
+        path: The folder that holds `split`, or `mini-imagenet/split` as the archive of the lists
+            does.
+        noise: Share of wrong labels: 0, 0.2, 0.4 or 0.8 as in the paper, or 0.05, 0.1, 0.15, 0.3,
+            0.5 or 0.6.
+        color: "red" is noise from the web, "blue" noise by chance.
+        held_out_set: True adds a split "validation" for choosing hyper-parameters: the images of
+            red without noise that are not in the lists with 20, 40 and 80 %. They are left out of
+            train.
+        partial: True uses the images that exist, however many, because some web images are gone.
+
+    >>> from nearsay.data import describe
+    >>> describe(MiniImageNet(path="mini", noise=0.4)).num_examples
+    50010
     """
 
     path: str | Path
@@ -56,23 +69,31 @@ class MiniImageNet:
     partial: bool = False
 
     def __post_init__(self) -> None:
-        if self.color not in ("red", "blue"):
-            raise ValueError(
-                f"color={self.color!r} must be 'red', noise from the web, or 'blue', noise by chance"
-            )
-        if isinstance(self.noise, bool) or self.noise not in _NUM_RED:
-            raise ValueError(
-                f"noise={self.noise!r} must be one of {', '.join(map(str, sorted(_NUM_RED)))}"
-            )
+        check_choice("color", self.color, ("red", "blue"))
+        is_number = isinstance(self.noise, (int, float)) and not isinstance(self.noise, bool)
+        check_choice("noise", float(self.noise) if is_number else self.noise, sorted(_NUM_RED))
+
+    def describe(self) -> DataInfo:
+        """The published sizes; no file is read."""
+        num_examples: int | None = _NUM_RED[self.noise] if self.color == "red" else _NUM_BLUE
+        if self.partial or self.held_out_set:
+            num_examples = None
+        return DataInfo(_NUM_CLASSES, None, num_examples)
+
+    def at(self, path: Path, split: str | None = None) -> "MiniImageNet | None":
+        """The data set at another path; None if its lists are not there."""
+        is_here = any((path / folder / "split").is_dir() for folder in _LIST_FOLDERS)
+        return replace(self, path=path) if is_here else None
 
     def open(self, split: str) -> Split:
-        """The split "train" or "test", or "validation" if it is held out; in the order of the lists."""
-        known = ["train", *(["validation"] if self.held_out_set else []), "test"]
-        if split not in known:
-            cure = "; held_out_set=True makes one" if split == "validation" else ""
-            raise NoSplit(
-                f"split={split!r} is not in Mini-ImageNet; it has {' and '.join(known)}{cure}"
-            )
+        """The split "train" or "test", or "validation" if it is held out; in the order of the
+        lists.
+        """
+        known = ["train", "test"]
+        if self.held_out_set:
+            known.insert(1, "validation")
+        hint = "Use held_out_set=True to make one." if split == "validation" else ""
+        check_split(split, known, "Mini-ImageNet", hint=hint)
         root = Path(self.path).expanduser()
         folder = _list_folder(root)
         classes = _read_classes(folder / "class_name.txt")
@@ -85,19 +106,16 @@ class MiniImageNet:
             listing = self._read_train(folder, color, noise)
             if self.held_out_set:
                 held_out = self._held_out(folder)
-                is_held = [name in held_out for name in listing.names]
-                listing = _select(
-                    listing,
-                    [row for row, held in enumerate(is_held) if held == (split == "validation")],
-                )
-            pure, pure_path = (
-                self._read_train(folder, color, 0.0),
-                folder / "split" / f"{color}_noise_nl_0.0",
-            )
-            clean = _true_classes(listing, pure, pure_path)
-            is_there = _locate_train(
-                root, listing, f"{color}_noise_nl_{noise}", partial=self.partial
-            )
+                rows = []
+                for row, name in enumerate(listing.names):
+                    if (name in held_out) == (split == "validation"):
+                        rows.append(row)
+                listing = _select(listing, rows)
+            # The list without noise says which synset has which class.
+            pure = self._read_train(folder, color, 0.0)
+            clean = _true_classes(listing, pure, folder / "split" / f"{color}_noise_nl_0.0")
+            file = f"{color}_noise_nl_{noise}"
+            is_there = _locate_train(root, listing, file, partial=self.partial)
         labels = Labels(given=listing.tensor(), clean=clean, classes=classes)
         return make_split(
             root, listing.names, labels, is_there=is_there, partial=self.partial, source=SOURCE
@@ -106,27 +124,21 @@ class MiniImageNet:
     def _read(self, folder: Path, file: str, expected: int) -> Listing:
         path = folder / "split" / file
         listing = read_list(path, _NUM_CLASSES, source=SOURCE)
-        check_count(
-            path,
-            len(listing.names),
-            range(expected, expected + 1),
-            partial=self.partial,
-            source=SOURCE,
-        )
+        counts = range(expected, expected + 1)
+        check_count(path, len(listing.names), counts, partial=self.partial, source=SOURCE)
         return listing
 
     def _read_train(self, folder: Path, color: str, noise: float) -> Listing:
-        return self._read(
-            folder, f"{color}_noise_nl_{noise}", _NUM_RED[noise] if color == "red" else _NUM_BLUE
-        )
+        expected = _NUM_RED[noise] if color == "red" else _NUM_BLUE
+        return self._read(folder, f"{color}_noise_nl_{noise}", expected)
 
     def _held_out(self, folder: Path) -> frozenset[str]:
         clean, *noisy = (self._read_train(folder, "red", noise).names for noise in LEVELS)
         held_out = frozenset(clean).difference(*noisy)
         if not held_out:
             raise ValueError(
-                f"held_out_set=True finds none, as all images of {folder / 'split' / 'red_noise_nl_0.0'} are in the "
-                "lists with noise too; set it to False"
+                "held_out_set must be False, because all images of "
+                f"{folder / 'split' / 'red_noise_nl_0.0'} are in the lists with noise too."
             )
         return held_out
 
@@ -136,7 +148,7 @@ def _list_folder(root: Path) -> Path:
         if (root / folder / "split").is_dir():
             return root / folder
     looked = ", ".join(f"{folder}/split".lstrip("/") for folder in _LIST_FOLDERS)
-    raise Missing(f"{root} has none of the folders {looked}; {SOURCE}")
+    raise Missing(f"{root} must hold one of the folders {looked}; {SOURCE}")
 
 
 def _read_classes(path: Path) -> tuple[str, ...]:
@@ -149,19 +161,20 @@ def _read_classes(path: Path) -> tuple[str, ...]:
 
 
 def _select(listing: Listing, rows: list[int]) -> Listing:
-    return Listing(
-        [listing.names[row] for row in rows], array("q", (listing.numbers[row] for row in rows))
-    )
+    names = [listing.names[row] for row in rows]
+    return Listing(names, array("q", [listing.numbers[row] for row in rows]))
 
 
 def _true_classes(listing: Listing, pure: Listing, path: Path) -> Tensor:
-    """(N,) the class of the synset of each image, which the list without noise tells; −1 for images of the web."""
+    """(N,) the class of the synset of each image, by the list without noise; −1 for images of the
+    web.
+    """
     classes: dict[str, int] = {}
     for name, number in zip(*pure, strict=True):
         if _SYNSET.match(name) and classes.setdefault(name[:9], number) != number:
             raise ValueError(
-                f"{path} puts the synset {name[:9]!r} in the classes {classes[name[:9]]} and {number}, but the "
-                f"original has no noise; {SOURCE}"
+                f"{path} puts the synset {name[:9]!r} in the classes {classes[name[:9]]} and "
+                f"{number}, but the original has no noise; {SOURCE}"
             )
     clean = []
     for name in listing.names:
@@ -176,11 +189,16 @@ def _true_classes(listing: Listing, pure: Listing, path: Path) -> Tensor:
 def _locate_train(root: Path, listing: Listing, file: str, *, partial: bool) -> bool:
     """Find the images of ImageNet and those of the web, which may be in different folders."""
     is_there = True
-    is_web = [not _SYNSET.match(name) for name in listing.names]
-    for wanted in (False, True):
-        rows = [row for row, each in enumerate(is_web) if each == wanted]
+    of_imagenet: list[int] = []
+    of_web: list[int] = []
+    for row, name in enumerate(listing.names):
+        rows = of_imagenet if _SYNSET.match(name) else of_web
+        rows.append(row)
+    for rows in (of_imagenet, of_web):
         part = _select(listing, rows)
-        places = ["all_images/{name}", *(["noisy_images/{name}"] if wanted else [])]
+        places = ["all_images/{name}"]
+        if rows is of_web:
+            places.append("noisy_images/{name}")
         places += [f"training/{file}/{{label}}/{{name}}", f"training/{file}/{{name}}"]
         templates = [folder + place for place in places for folder in _IMAGE_FOLDERS]
         is_there &= locate(root, part, templates, partial=partial)

@@ -1,6 +1,7 @@
-"""Tables of text in and out: CSV, TSV, JSON lines and Parquet, told apart by the ending of the file's name.
+"""Tables of text in and out: CSV, TSV, JSON lines and Parquet, by the ending of the file's name.
 
-A cell is a string as it was written, or None where it is missing; an empty cell is missing in every format.
+A cell is a string as it was written, or None where it is missing; an empty cell is missing in every
+format.
 """
 
 import codecs
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from nearsay.errors import TableError, one_line
 from nearsay.files import draft_of
+from nearsay.validation import check_that
 
 Cell = str | int | float | None
 ENDINGS = {
@@ -39,72 +41,79 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")
-_MOST_TOLD = 20
-_MOST_SHARED = (
-    2**16
-)  # different strings of a column that are kept once each, however often they occur
+# Problems in one message.
+_MOST_SHOWN = 20
+# Different strings of a column that are kept once each, however often they occur.
+_MOST_SHARED = 2**16
 
 
 @dataclass
 class Problems:
-    """What is wrong with a file, collected so that it can be told at once."""
+    """The problems of a file, collected for one message."""
 
     path: Path
     total: int = 0
     _found: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, line: int, reason: str) -> None:
-        """One more; line 0 stands for the whole file."""
+        """Add a problem; line 0 is the whole file."""
         self.total += 1
         self._found.append((line, reason))
-        if len(self._found) > 50 * _MOST_TOLD:
-            self._found = sorted(self._found)[:_MOST_TOLD]
+        if len(self._found) > 50 * _MOST_SHOWN:
+            self._found = sorted(self._found)[:_MOST_SHOWN]
 
     def raise_any(self) -> None:
         """TableError if there were any."""
-        told = [
-            f"{self.path}{f':{line}' if line else ''}: {reason}"
-            for line, reason in sorted(self._found)
-        ]
+        if not self._found:
+            return
+        lines = []
+        for line, reason in sorted(self._found)[:_MOST_SHOWN]:
+            place = f"{self.path}:{line}" if line else str(self.path)
+            lines.append(f"{place}: {reason}")
         if self.total > 1:
-            first = f", the first {_MOST_TOLD}" if self.total > _MOST_TOLD else ""
-            told = [f"{self.path}: {self.total} problems{first}:", *told[:_MOST_TOLD]]
-        if told:
-            raise TableError("\n".join(told))
+            first = f", the first {_MOST_SHOWN}" if self.total > _MOST_SHOWN else ""
+            lines.insert(0, f"{self.path}: {self.total} problems{first}:")
+        raise TableError("\n".join(lines))
 
 
 class Table(NamedTuple):
-    """A table that was read."""
+    """A table that was read.
+
+    Attributes:
+        path: The file.
+        header: The names of all columns of the file.
+        columns: The requested columns, N cells each.
+        lines: (N,) the line where a row begins, from 1; in Parquet the number of the row.
+    """
 
     path: Path
-    header: tuple[str, ...]  # the names of all columns of the file
-    columns: dict[str, list[str | None]]  # those that were asked for, N cells each
-    lines: Sequence[
-        int
-    ]  # (N,) the line where a row begins, from 1; in Parquet, the number of the row
+    header: tuple[str, ...]
+    columns: dict[str, list[str | None]]
+    lines: Sequence[int]
 
 
 def read(path: str | Path, *, columns: Collection[str] | None = None) -> Table:
-    """The table at `path`, or those of the `columns` that it has; TableError if there is anything wrong with it."""
+    """The table at `path`, or the `columns` that it has; TableError names every problem."""
     path, kind = _kind(path)
     if not path.is_file():
-        raise TableError(
-            f"{path} is no file; check the name, and the folder that it is relative to"
-        )
+        raise TableError(f"{path} does not exist. Check its name and folder.")
     builder = _Builder(Problems(path), columns)
     if kind == "parquet":
         _read_parquet(builder)
     else:
         with path.open("rb") as file:
-            encoding = next(
-                (name for mark, name in _MARKS.items() if file.peek(4).startswith(mark)), "utf-8"
-            )
+            encoding = "utf-8"
+            for mark, name in _MARKS.items():
+                if file.peek(4).startswith(mark):
+                    encoding = name
             text = io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="")
             try:
-                _read_jsonl(builder, text) if kind == "jsonl" else _read_delimited(
-                    builder, text, _DELIMITERS[kind]
-                )
-            except UnicodeDecodeError as error:  # only of UTF-16: see errors= above
+                if kind == "jsonl":
+                    _read_jsonl(builder, text)
+                else:
+                    _read_delimited(builder, text, _DELIMITERS[kind])
+            # Only UTF-16 raises it, because surrogateescape keeps bytes that are not UTF-8.
+            except UnicodeDecodeError as error:
                 builder.problems.add(
                     0, f"is not all {encoding.upper()} ({error.reason}); save it as UTF-8"
                 )
@@ -117,48 +126,42 @@ def read(path: str | Path, *, columns: Collection[str] | None = None) -> Table:
 def read_features(
     path: str | Path, *, named: Collection[str], others: Collection[str]
 ) -> NDArray[np.float32]:
-    """(N, D) numbers of a Parquet file: its column of lists called one of `named`, or all columns of numbers.
+    """(N, D) numbers of a Parquet file: a column of lists with a name in `named`, or all number
+    columns.
 
-    Columns called one of `others` are no features, nor are id, index, and what pandas has written as its index; names
-    are compared without case.
+    Columns with a name in `others` are not features, nor are id, index and the index of pandas.
+    Names are compared without case.
     """
     pyarrow = _pyarrow()
     try:
         table = pyarrow.parquet.read_table(path, use_threads=False)
     except (pyarrow.ArrowException, OSError) as error:
-        reason = one_line(error)
-        raise ValueError(f"{path} is not readable as Parquet ({reason}); write it again") from error
+        reason = one_line(error).rstrip(".")
+        raise ValueError(f"{path} cannot be read as Parquet: {reason}. Write it again.") from error
     types = pyarrow.types
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = column.type
-        # of pandas, of polars and of Hugging Face, in this order
-        if name.lower() in named and (
-            types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        ):
+        # pandas, polars and Hugging Face write these kinds of lists, in this order.
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if is_list and name.lower() in named:
             lengths = pyarrow.compute.unique(pyarrow.compute.list_value_length(column)).to_pylist()
             are_numbers = types.is_floating(kind.value_type) or types.is_integer(kind.value_type)
-            if column.null_count or len(lengths) != 1 or not are_numbers:
-                raise ValueError(
-                    f"column {name!r} of {path} must hold lists of numbers, all of one length, and no row without"
-                )
-            flat = np.array(
-                column.combine_chunks().flatten().to_numpy(zero_copy_only=False), dtype=np.float32
-            )
-            return flat.reshape(len(column), lengths[0])
-    index = (table.schema.pandas_metadata or {}).get(
-        "index_columns", []
-    )  # names, or how a range was left out
-    passed = {*others, "id", "index", *(name.lower() for name in index if isinstance(name, str))}
-    kept = [
-        column.to_numpy().astype(np.float32)
-        for name, column in zip(table.column_names, table.columns, strict=True)
-        if name.lower() not in passed
-        and (types.is_floating(column.type) or types.is_integer(column.type))
-    ]
-    if not kept:
-        raise ValueError(
-            f"{path} has no column of lists called {' or '.join(sorted(named))}, and none of numbers"
-        )
+            is_right = column.null_count == 0 and len(lengths) == 1 and are_numbers
+            where = f"column {name!r} of {path}"
+            check_that(is_right, where, "lists of numbers, all of one length", kind)
+            flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            return np.array(flat, dtype=np.float32).reshape(len(column), lengths[0])
+    # Names of columns, or a dict that describes a range.
+    index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+    not_features = {*others, "id", "index"}
+    not_features |= {name.lower() for name in index if isinstance(name, str)}
+    kept = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        is_number = types.is_floating(column.type) or types.is_integer(column.type)
+        if is_number and name.lower() not in not_features:
+            kept.append(column.to_numpy().astype(np.float32))
+    condition = f"a column of lists called {' or '.join(sorted(named))}, or columns of numbers"
+    check_that(bool(kept), f"features in {path}", condition, table.column_names)
     return np.stack(kept, axis=1)
 
 
@@ -167,26 +170,23 @@ def write(
 ) -> None:
     """Write columns of equal length; the file appears whole or not at all.
 
-    `for_spreadsheet` makes CSV and TSV safe to open there: cells that would be taken for formulas get an apostrophe
-    in front, every cell is quoted, and a byte order mark tells the encoding.
+    `for_spreadsheet` makes CSV and TSV safe to open in a spreadsheet: cells that look like formulas
+    get an apostrophe in front, every cell is quoted, and a byte order mark names the encoding.
     """
     path, kind = _kind(path)
     if not columns or len({len(cells) for cells in columns.values()}) > 1:
-        lengths = ", ".join(f"{name!r} has {len(cells)}" for name, cells in columns.items())
-        raise ValueError(
-            f"{path} needs columns with equally many cells, but {lengths or 'there is none'}"
-        )
-    if for_spreadsheet and kind not in _DELIMITERS:
-        raise ValueError(f"{path} cannot be made for a spreadsheet; write a .csv or .tsv file")
+        lengths = {name: len(cells) for name, cells in columns.items()}
+        check_that(False, f"columns of {path}", "of one length", lengths)
+    is_right = not for_spreadsheet or kind in _DELIMITERS
+    check_that(is_right, "path", "a .csv or .tsv file for a spreadsheet", str(path))
     rows: Iterator[tuple[Cell, ...]] = zip(*columns.values(), strict=True)
     with _replacing(path) as file:
         if kind == "parquet":
             _write_parquet(file, path, columns)
         elif kind == "jsonl":
             for row in rows:
-                record = {
-                    _checked(name): _json(cell) for name, cell in zip(columns, row, strict=True)
-                }
+                pairs = zip(columns, row, strict=True)
+                record = {_checked(name): _json(cell) for name, cell in pairs}
                 file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         else:
             file.write(codecs.BOM_UTF8 if for_spreadsheet else b"")
@@ -195,29 +195,27 @@ def write(
 
 
 def as_claim(cell: str | None) -> bool:
-    """A cell that says true or false, however a spreadsheet has spelled it; ValueError if it says neither."""
-    said = (cell or "").lower()
-    if said not in ("true", "false"):
-        raise ValueError(f"{(cell or '')[:40]!r} is neither true nor false")
-    return said == "true"
+    """A cell with true or false, in any case as spreadsheets write it."""
+    word = (cell or "").lower()
+    check_that(word in ("true", "false"), "cell", "true or false", (cell or "")[:40])
+    return word == "true"
 
 
 def as_share(cell: str | None) -> float | None:
-    """A cell with a number from 0 to 1, None where it is empty; ValueError for anything else, such as nan."""
+    """A cell with a number from 0 to 1, None where it is empty; ValueError for other cells, such as
+    nan.
+    """
     if cell is None:
         return None
     value = float(cell)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{cell[:40]!r} is no number from 0 to 1")
+    check_that(0 <= value <= 1, "cell", "a number from 0 to 1", cell[:40])
     return value
 
 
 def _kind(name: str | Path) -> tuple[Path, str]:
     path = Path(name).expanduser()
-    if path.suffix.lower() not in ENDINGS:
-        raise ValueError(
-            f"{path} has no ending that tells what kind of table it is; use one of {', '.join(ENDINGS)}"
-        )
+    condition = f"a table with the ending {', '.join(ENDINGS)}"
+    check_that(path.suffix.lower() in ENDINGS, "path", condition, str(path))
     return path, ENDINGS[path.suffix.lower()]
 
 
@@ -230,7 +228,8 @@ class _Builder:
         self.columns: dict[str, list[str | None]] = {}
         self.lines = array("I")
         self._shared: list[dict[str, str | None]] = []
-        self.places: list[int] = []  # of the columns, in the header
+        # The positions of the columns in the header.
+        self.places: list[int] = []
 
     def begin(self, header: Sequence[str], line: int) -> None:
         for name in [name for name, times in Counter(header).items() if times > 1]:
@@ -239,9 +238,9 @@ class _Builder:
             )
         self.problems.raise_any()
         self.header = tuple(header)
-        self.places = [
-            place for place, name in enumerate(header) if self.wanted is None or name in self.wanted
-        ]
+        self.places = list(range(len(header)))
+        if self.wanted is not None:
+            self.places = [place for place in self.places if header[place] in self.wanted]
         self.columns = {header[place]: [] for place in self.places}
         self._shared = [{"": None} for _ in self.places]
 
@@ -254,11 +253,10 @@ class _Builder:
             return
         self.lines.append(line)
         for column, shared, text in zip(self.columns.values(), self._shared, texts, strict=True):
-            column.append(
-                shared.setdefault(text, text)
-                if len(shared) < _MOST_SHARED
-                else shared.get(text, text)
-            )
+            if len(shared) < _MOST_SHARED:
+                column.append(shared.setdefault(text, text))
+            else:
+                column.append(shared.get(text, text))
 
 
 def _read_delimited(builder: _Builder, text: Iterable[str], delimiter: str) -> None:
@@ -268,25 +266,21 @@ def _read_delimited(builder: _Builder, text: Iterable[str], delimiter: str) -> N
         try:
             row = next(reader, None)
         except csv.Error as error:
-            is_closed = "expected after" in str(
-                error
-            )  # otherwise the end of the file, or of what a cell may hold
-            told = "followed by more text" if is_closed else "never closed"
-            builder.problems.add(
-                line, f"a quote that opens in this row is {told}; write a quote inside quotes twice"
-            )
+            # Otherwise the file ended, or the cell was too long.
+            is_closed = "expected after" in str(error)
+            problem = "followed by more text" if is_closed else "never closed"
+            cure = "write a quote inside quotes twice"
+            builder.problems.add(line, f"a quote that opens in this row is {problem}; {cure}")
             row = [] if is_closed else None
         if row is None:
             return
         if row and not builder.header:
-            if (
-                delimiter == ","
-                and len(row) == 1
-                and (other := _other_delimiter(row[0], builder.wanted or ()))
-            ):
-                builder.problems.add(
-                    line, f"is separated by {other!r}; write commas, or tabs in a .tsv"
-                )
+            other = None
+            if delimiter == "," and len(row) == 1:
+                other = _other_delimiter(row[0], builder.wanted or ())
+            if other is not None:
+                problem = f"is separated by {other!r}; write commas, or tabs in a .tsv"
+                builder.problems.add(line, problem)
                 return
             builder.begin(row, line)
         elif row and len(row) != (width := len(builder.header)):
@@ -297,30 +291,28 @@ def _read_delimited(builder: _Builder, text: Iterable[str], delimiter: str) -> N
 
 
 def _other_delimiter(header: str, wanted: Collection[str]) -> str | None:
-    """What stands between the names of a header instead of commas; None unless one of them is wanted."""
-    return next(
-        (each for each in ";\t" if each in header and {*header.split(each)} & {*wanted}), None
-    )
+    """The delimiter of a header without commas; None unless a wanted column is found by it."""
+    for delimiter in ";\t":
+        if delimiter in header and {*header.split(delimiter)} & {*wanted}:
+            return delimiter
+    return None
 
 
 def _checked_lines(text: Iterable[str], problems: Problems) -> Iterator[str]:
     for number, line in enumerate(text, start=1):
-        if found := _NOT_TEXT.search(line):
-            what = (
-                "a NUL"
-                if found[0] == "\0"
-                else f"the byte 0x{ord(found[0]) & 0xFF:02X}, which is no UTF-8"
-            )
-            problems.add(number, f"holds {what}; save the file as UTF-8 text")
-            line = _NOT_TEXT.sub("?", line)  # so that the cell is not told of as well
+        if match := _NOT_TEXT.search(line):
+            character = f"the byte 0x{ord(match[0]) & 0xFF:02X}, which is not UTF-8"
+            if match[0] == "\0":
+                character = "a NUL"
+            problems.add(number, f"holds {character}; save the file as UTF-8 text")
+            # So that the cell is not reported as well.
+            line = _NOT_TEXT.sub("?", line)
         yield line
 
 
 def _read_jsonl(builder: _Builder, text: Iterable[str]) -> None:
-    infinities = {
-        "Infinity": "inf",
-        "-Infinity": "-inf",
-    }  # NaN is missing; other numbers stay as they are written
+    # NaN is missing; other numbers stay as they are written.
+    infinities = {"Infinity": "inf", "-Infinity": "-inf"}
     decoder = json.JSONDecoder(
         object_pairs_hook=_record, parse_int=str, parse_float=str, parse_constant=infinities.get
     )
@@ -330,21 +322,18 @@ def _read_jsonl(builder: _Builder, text: Iterable[str]) -> None:
         try:
             record = decoder.decode(content)
         except (ValueError, RecursionError) as error:
-            builder.problems.add(
-                line, f"is no JSON ({str(error).partition(': line')[0]}); write one object per line"
-            )
+            reason = str(error).partition(": line")[0]
+            builder.problems.add(line, f"is not JSON ({reason}); write one object per line")
             continue
         if not isinstance(record, dict) or not record:
-            builder.problems.add(
-                line, f"holds {content.strip()[:40]!r} and not an object with names"
-            )
+            problem = f"holds {content.strip()[:40]!r} and not an object with names"
+            builder.problems.add(line, problem)
             continue
         if not builder.header:
             builder.begin(list(record), line)
         if unknown := record.keys() - set(builder.header):
-            builder.problems.add(
-                line, f"has {min(unknown)!r}, which the first line has not; name every column there"
-            )
+            problem = f"has {min(unknown)!r}, which the first line has not; name every column there"
+            builder.problems.add(line, problem)
         else:
             builder.add(line, [record.get(name) for name in builder.columns])
 
@@ -364,13 +353,14 @@ def _read_parquet(builder: _Builder) -> None:
                 for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     builder.add(next(rows), cells)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = one_line(error)
-        builder.problems.add(0, f"is not readable as Parquet ({reason}); write it again")
+        reason = one_line(error).rstrip(".")
+        builder.problems.add(0, f"cannot be read as Parquet: {reason}. Write it again.")
 
 
-def _pyarrow() -> Any:  # a module
+def _pyarrow() -> Any:
+    """The module, which is an extra."""
     try:
-        import pyarrow.compute  # noqa: PLC0415 — an extra
+        import pyarrow.compute  # noqa: PLC0415
         import pyarrow.parquet  # noqa: PLC0415
     except ImportError as error:
         raise ImportError('Parquet needs pyarrow: pip install ".[parquet]" in the clone') from error
@@ -392,30 +382,30 @@ def _write_parquet(file: BinaryIO, path: Path, columns: Mapping[str, Sequence[Ce
 
 
 def _text(cell: object) -> str:
-    """A cell as it stands in a file, the same in every format."""
+    """A cell as it is written in a file, the same in every format."""
     if isinstance(cell, str):
         return _checked(cell)
-    if cell is None or cell != cell:  # NaN is missing
+    # NaN, which is not equal to itself, is missing.
+    if cell is None or cell != cell:
         return ""
     if isinstance(cell, bool):
         return "true" if cell else "false"
     if isinstance(cell, bytes | dict | list | tuple):
-        raise ValueError(
-            f"holds a {type(cell).__name__} as a cell, which must be text or a number; leave it out"
-        )
+        raise ValueError(f"holds a {type(cell).__name__}, but a cell must be text or a number")
     return str(cell)
 
 
 def _json(cell: Cell) -> Cell:
-    is_json = not isinstance(cell, str | float) or (
-        isinstance(cell, float) and abs(cell) < float("inf")
-    )
-    return cell if is_json or cell == "" else _text(cell) or None
+    if isinstance(cell, float) and abs(cell) < float("inf"):
+        return cell
+    if not isinstance(cell, str | float) or cell == "":
+        return cell
+    return _text(cell) or None
 
 
 def _checked(text: str) -> str:
-    if found := _NOT_TEXT.search(text):
-        raise ValueError(f"{text[:80]!r} holds {found[0]!r}, which is not text; leave it out")
+    if match := _NOT_TEXT.search(text):
+        raise ValueError(f"{text[:80]!r} holds {match[0]!r}, which is not text; leave it out")
     return text
 
 
@@ -423,21 +413,19 @@ def _delimited(cells: Iterable[Cell], delimiter: str, for_spreadsheet: bool) -> 
     texts = []
     for cell in cells:
         text = _text(cell)
-        if (
-            for_spreadsheet
-            and isinstance(cell, str)
-            and text.startswith(("=", "+", "-", "@", "\t", "\r"))
-        ):
+        looks_like_formula = text.startswith(("=", "+", "-", "@", "\t", "\r"))
+        if for_spreadsheet and isinstance(cell, str) and looks_like_formula:
             text = f"'{text}"
         if for_spreadsheet or delimiter in text or re.search('["\r\n\ufeff]', text):
             text = '"' + text.replace('"', '""') + '"'
         texts.append(text)
-    return (delimiter.join(texts) or '""') + "\n"  # an empty line would be no row
+    # An empty line would not be a row.
+    return (delimiter.join(texts) or '""') + "\n"
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` once it is whole and on the disk."""
+    """A file that replaces `path` when it is whole and on the disk."""
     try:
         with draft_of(path) as draft:
             with draft.open("wb") as file:
@@ -445,7 +433,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, path)
-    except OSError as error:  # what the system says of a full disk names no file
+    # The error of a full disk does not name the file.
+    except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)

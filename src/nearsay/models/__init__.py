@@ -1,4 +1,8 @@
-"""Networks as values: `build(num_classes)` gives a module whose outputs are features and logits."""
+"""Networks as values: `build(num_classes)` makes a module with the outputs features and logits.
+
+To use your own network, write a frozen dataclass with a method
+`build(num_classes, *, num_inputs, seed)` that returns an `nn.Module` from inputs to `Outputs`.
+"""
 
 from nearsay.models.heads import CosineHead, LinearHead
 from nearsay.models.mlp import MLP, Linear

@@ -8,16 +8,28 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nearsay import distributed
+from nearsay.validation import check_choice, check_that
 
 Statistics = Literal["global", "process"]
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's BatchNorm, bit for bit on one process; mean and variance of the global batch under several.
+    """torch's BatchNorm; under several processes with mean and variance of the global batch.
 
-    Takes (B, C) as well as (B, C, H, W). With `statistics="process"` every process keeps to its own rows, as the
-    released code does, and its running averages are its own. Padding rows are rows like all others. It is one of
-    torch's, so that whatever looks for those finds it: recalibration of averaged weights, fusing, other loaders.
+    On one process it is bit for bit torch's. Inputs are (B, C) or (B, C, H, W). Padding rows count
+    like all others. It is a subclass of torch's, so that code that looks for those finds it.
+
+    Args:
+        num_features: C.
+        eps: Added to the variance.
+        momentum: Weight of a batch in the running averages; None averages all batches equally.
+        statistics: "global", or "process": every process normalizes by its own rows, as the
+            released code of the paper does, and has its own running averages.
+
+    >>> import torch
+    >>> BatchNorm(2)(torch.tensor([[0.0, 1.0], [2.0, 3.0]])).detach().round()
+    tensor([[-1., -1.],
+            [ 1.,  1.]])
     """
 
     def __init__(
@@ -33,7 +45,8 @@ class BatchNorm(nn.BatchNorm2d):
         self.statistics = statistics
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize (B, C) or (B, C, H, W); torch's own fused code wherever one process can do it alone."""
+        """Normalize (B, C) or (B, C, H, W)."""
+        # torch's fused code wherever no other process is needed.
         if not self.training or self.statistics == "process" or distributed.num_processes() == 1:
             return super().forward(input)
         self._check_input_dim(input)
@@ -45,34 +58,33 @@ class BatchNorm(nn.BatchNorm2d):
 
     def extra_repr(self) -> str:
         """What print shows."""
-        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, statistics={self.statistics}"
+        numbers = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
+        return f"{numbers}, statistics={self.statistics}"
 
-    def _check_input_dim(self, input: Tensor) -> None:  # torch's name: called by its forward
-        if input.ndim not in (2, 4) or input.shape[1] != self.num_features:
-            raise ValueError(
-                f"inputs {tuple(input.shape)} must be (B, {self.num_features}) or (B, {self.num_features}, H, W)"
-            )
+    # torch's name; its forward calls this method.
+    def _check_input_dim(self, input: Tensor) -> None:
+        is_right = input.ndim in (2, 4) and input.shape[1] == self.num_features
+        condition = f"(B, C) or (B, C, H, W) with C = {self.num_features}"
+        check_that(is_right, "inputs", condition, tuple(input.shape))
 
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """In place, and without looking at a number: as torch does it, variance is made unbiased for the average."""
+        """Update the running averages in place, with the unbiased variance as torch does."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        weight: float | Tensor = (
-            self.momentum if self.momentum is not None else 1 / self.num_batches_tracked
-        )
-        for average, fresh in (
-            (self.running_mean, mean),
-            (self.running_var, variance * (count / (count - 1))),
-        ):
-            average += weight * (fresh.to(average.dtype) - average)
+        weight: float | Tensor | None = self.momentum
+        if weight is None:
+            weight = 1 / self.num_batches_tracked
+        unbiased = variance * (count / (count - 1))
+        for average, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            average += weight * (value.to(average.dtype) - average)
 
 
 def synchronize(module: nn.Module, statistics: Statistics = "global") -> nn.Module:
-    """Put `BatchNorm` in the place of torch's BatchNorm1d and 2d, and of timm's with an activation; names stay.
+    """Replace torch's BatchNorm1d and 2d, and timm's with an activation, by `BatchNorm`.
 
-    The very parameters and buffers are moved over. Subclasses of another kind are left as they are.
+    Names, parameters and buffers stay the same objects. Other subclasses are left as they are.
     """
     for name, child in list(module.named_children()):
         setattr(module, name, synchronize(child, statistics))
@@ -97,9 +109,8 @@ def synchronize(module: nn.Module, statistics: Statistics = "global") -> nn.Modu
 
 
 def check_statistics(statistics: str) -> None:
-    """Refuse what is neither "global" nor "process"."""
-    if statistics not in ("global", "process"):
-        raise ValueError(f'statistics is {statistics!r}; it must be "global" or "process"')
+    """Refuse anything but "global" and "process"."""
+    check_choice("statistics", statistics, ("global", "process"))
 
 
 class _BatchNormActivated(BatchNorm):
@@ -114,9 +125,10 @@ class _BatchNormActivated(BatchNorm):
 
 
 def _global_moments(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(C,) mean and (C,) biased variance over all processes, and () the number of values per channel.
+    """(C,) mean and (C,) biased variance over all processes, and () the number of values per
+    channel.
 
-    Means and variances are combined, not sums of squares: those lose all digits where a mean is large.
+    Means and variances are combined, because sums of squares lose all digits where a mean is large.
     """
     inputs = inputs.to(_precise(inputs.dtype))
     axes = _all_but_channels(inputs)
@@ -130,14 +142,14 @@ def _global_moments(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Normalize(torch.autograd.Function):
-    """Batch normalization whose moments, given, count as functions of the inputs of all processes.
+    """Batch normalization by moments that are functions of the inputs of all processes.
 
-    Keeps its input and nothing else of that size; forward costs one fused pass.
+    It keeps its input and no other tensor of that size; forward costs one fused pass.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,  # Any: torch types no context
+        ctx: Any,
         inputs: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -150,23 +162,25 @@ class _Normalize(torch.autograd.Function):
         ctx.eps = eps
         return functional.batch_norm(inputs, mean, variance, weight, bias, training=False, eps=eps)
 
+    # A second derivative would silently miss the part of the other processes.
     @staticmethod
-    @once_differentiable  # a second derivative would silently miss what other processes add
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, mean, variance, count = ctx.saved_tensors
         precise, axes = mean.dtype, _all_but_channels(inputs)
-        shape = (-1, *(1,) * (inputs.ndim - 2))  # (C,) so that it meets the channels
+        # (C,) tensors are reshaped, so that they broadcast over the other axes.
+        shape = (-1, *(1,) * (inputs.ndim - 2))
 
         slope = gradient.to(precise)
         centered = inputs.to(precise) - mean.view(shape)
-        sums = torch.stack(
-            [slope.sum(dim=axes), (slope * centered).sum(dim=axes)]
-        )  # (2, C) of this process
-        everyone = distributed.total(sums) / count
+        # The sums of this process, (2, C), and their means over all rows of all processes.
+        sums = torch.stack([slope.sum(dim=axes), (slope * centered).sum(dim=axes)])
+        means = distributed.total(sums) / count
         scale = (variance + ctx.eps).rsqrt()
-        through_moments = everyone[0].view(shape) + centered * (everyone[1] * scale**2).view(shape)
+        through_moments = means[0].view(shape) + centered * (means[1] * scale**2).view(shape)
         wanted = (slope - through_moments) * (weight.to(precise) * scale).view(shape)
-        # Parameters get what this process wants: their gradients are averaged over processes like all others.
+        # Parameters get the sums of this process; their gradients are averaged over processes
+        # later.
         return (
             wanted.to(inputs.dtype),
             (sums[1] * scale).to(weight.dtype),

@@ -3,7 +3,7 @@
 import difflib
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,30 +16,39 @@ from torch import Tensor, nn
 
 from nearsay.batch import Outputs
 from nearsay.errors import first_line
+from nearsay.files import load_sealed
 from nearsay.models.heads import Head, LinearHead, drawn
 from nearsay.models.norm import Statistics, check_statistics, synchronize
-from nearsay.sealed import load_sealed
+from nearsay.validation import check_that
 
-COUNTER = "num_batches_tracked"  # of BatchNorm: older files do without, and nothing depends on it
-OFFLINE, CONSTANTS = (
-    "HF_HUB_OFFLINE",
-    "huggingface_hub.constants",
-)  # a variable, and the module that remembers it
+# Of BatchNorm. Older files lack it, and no result depends on it.
+COUNTER = "num_batches_tracked"
+# A variable of the environment, and the module that remembers its value.
+OFFLINE, CONSTANTS = "HF_HUB_OFFLINE", "huggingface_hub.constants"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timm:
-    """Any network of timm, under a head of ours; features = what timm would give to its own classifier.
+    """Any network of timm with a head of ours; features are the inputs of timm's own classifier.
 
-    `weights` is "none" for random ones, "timm" for those that timm publishes, or the path of a safetensors file. Those
-    of timm must have been downloaded before, unless `download=True`: nothing else here touches the network.
+    Args:
+        name: Of the network in timm, such as "resnet50.a1_in1k".
+        weights: "none" for random ones, "timm" for those that timm publishes, or the path of a
+            safetensors file.
+        download: True may download the weights of timm; otherwise the network is not used.
+        statistics: Of batch normalization under several processes, as in `BatchNorm`.
+        head: The classifier on top of the features.
+
+    >>> Timm(name="resnet18").weights
+    'none'
     """
 
     name: str
     weights: str = "none"
     download: bool = False
-    statistics: Statistics = "global"  # of batch normalization under several processes
-    head: Head = LinearHead()  # noqa: RUF009 — frozen, so it may be shared
+    statistics: Statistics = "global"
+    # The head is frozen, so it may be shared.
+    head: Head = LinearHead()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         check_statistics(self.statistics)
@@ -48,29 +57,25 @@ class Timm:
         """A module from (B, num_inputs, H, W) images to `Outputs`."""
         with drawn(seed):
             with _network_access(allowed=self.download):
-                body: Any = self._body(
-                    _import_timm(), num_inputs
-                )  # Any: attributes that every network of timm has
+                body: Any = self._body(_import_timm(), num_inputs)
             num_features = int(getattr(body, "head_hidden_size", None) or body.num_features)
             head = self.head.build(num_features, num_classes)
             return _Network(synchronize(body, self.statistics), head, num_features)
 
-    def _body(self, timm: Any, num_inputs: int) -> nn.Module:  # Any: timm may be missing
+    def _body(self, timm: Any, num_inputs: int) -> nn.Module:
         known = timm.list_models()
         if self.name.partition(".")[0] not in known:
             near = difflib.get_close_matches(self.name, known) or known[:3]
-            raise ValueError(
-                f"timm has no network named {self.name!r}; it has {', '.join(near)} and others"
-            )
+            hint = f"Similar names are {', '.join(near)}."
+            check_that(False, "name", "a network of timm", self.name, hint=hint)
         try:
             if self.weights == "timm":
                 return self._published(timm, num_inputs)
             body: nn.Module = timm.create_model(
                 self.name, pretrained=False, num_classes=0, in_chans=num_inputs
             )
-        except (
-            RuntimeError
-        ) as error:  # for one, a name of weights after the dot that timm does not know
+        # Such as a name of weights after the dot that timm does not know.
+        except RuntimeError as error:
             raise ValueError(f"timm cannot build {self.name!r}: {first_line(error)}") from error
         if self.weights != "none":
             _load(body, Path(self.weights), skip=_classifiers(body))
@@ -79,110 +84,115 @@ class Timm:
     def _published(self, timm: Any, num_inputs: int) -> nn.Module:
         published = timm.get_pretrained_cfg(self.name)
         repository = getattr(published, "hf_hub_id", None)
-        source = (
-            f"model.safetensors of https://huggingface.co/{repository}"
-            if repository
-            else getattr(published, "url", "")
-        )
+        source = getattr(published, "url", "")
+        if repository:
+            source = f"model.safetensors of https://huggingface.co/{repository}"
         if not source:
             raise ValueError(
-                f'timm publishes no weights for {self.name}; choose weights="none", or a file of yours'
+                f'weights must be "none" or a file for {self.name}, got "timm", '
+                "which publishes no weights for it."
             )
-        by_hand = f"bring {source} here and give its path as weights"
-        missing = f"the weights of {self.name} are not on this machine; choose download=True, or {by_hand}"
-        if (
-            not repository and not self.download
-        ):  # they come by torch.hub, which knows no offline mode
+        by_hand = f"copy {source} here and set weights to its path"
+        missing = (
+            f"The weights of {self.name} are not on this machine. Use download=True, or {by_hand}."
+        )
+        # Without a repository the weights come by torch.hub, which has no offline mode.
+        if not repository and not self.download:
             raise ValueError(missing)
         try:
             body: nn.Module = timm.create_model(
                 self.name, pretrained=True, num_classes=0, in_chans=num_inputs
             )
-        except Exception as error:  # whatever the network, the cache or the file had to say
-            failed = f"the weights of {self.name} could not be downloaded ({type(error).__name__}); {by_hand}"
+        # The network, the cache and the file can raise anything.
+        except Exception as error:
+            reason = type(error).__name__
+            failed = f"The weights of {self.name} cannot be downloaded ({reason})."
+            failed = f"{failed} Try again, or {by_hand}."
             raise ValueError(failed if self.download else missing) from error
         return body
 
 
 def load_weights(module: nn.Module, path: str | Path, *, skip_head: bool = False) -> None:
-    """Copy the tensors of a safetensors file into a network, by name; all of them must fit, or nothing is changed.
+    """Copy the tensors of a safetensors file into a network, by name.
 
-    With `skip_head` the classifier `fc` keeps its weights, whatever the file has: for another set of classes.
+    All of them must fit, or no weight changes.
+
+    Args:
+        module: The network.
+        path: The file, such as the model.safetensors of a run.
+        skip_head: True keeps the classifier `fc` of the network, for another set of classes.
     """
-    _load(
-        module,
-        Path(path),
-        skip=("fc",) if skip_head else (),
-        cure="skip_head=True leaves the classifier out",
-    )
+    skip = ("fc",) if skip_head else ()
+    _load(module, Path(path), skip=skip, cure="Use skip_head=True to leave the classifier out")
 
 
 def _load(module: nn.Module, path: Path, *, skip: Collection[str], cure: str = "") -> None:
-    """The parts of the network and of the file named in `skip` are left out."""
+    """Copy all weights but those of the parts named in `skip`."""
 
-    def is_wanted(name: str) -> bool:
-        return not any(name.startswith(f"{part}.") for part in skip)
+    def without_skipped(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parts = tuple(f"{part}." for part in skip)
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(parts)}
 
-    given = {name: tensor for name, tensor in _read(path).items() if is_wanted(name)}
-    own: dict[str, Tensor] = {
-        name: tensor for name, tensor in module.state_dict().items() if is_wanted(name)
-    }
-    missing, unexpected = (
-        [name for name in some if name not in others and not name.endswith(COUNTER)]
-        for some, others in ((own, given), (given, own))
-    )
-    mismatched = [name for name in own if name in given and own[name].shape != given[name].shape]
+    from_file = without_skipped(_read(path))
+    own = without_skipped(module.state_dict())
+    missing = _without_counters(own.keys() - from_file.keys(), own)
+    unexpected = _without_counters(from_file.keys() - own.keys(), from_file)
+    mismatched = []
+    for name in own:
+        if name in from_file and own[name].shape != from_file[name].shape:
+            mismatched.append(name)
+    shapes = [f"{name} {tuple(from_file[name].shape)}" for name in mismatched]
     problems = [
-        _named("it lacks", missing),
-        _named("the network has no", unexpected),
-        _named(
-            "shapes differ for",
-            [
-                f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
-                for name in mismatched
-            ],
-        ),
+        _named("the file lacks", missing),
+        _named("the network lacks", unexpected),
+        _named("other shapes have", shapes),
     ]
     if any(problems):
         is_head = all(name.startswith("fc.") for name in missing + unexpected + mismatched)
-        advice = cure if cure and is_head else "it must be the file of this very network"
-        raise ValueError(f"{path} does not fit: {'; '.join(filter(None, problems))}; {advice}")
+        hint = cure if cure and is_head else "Use a file of this network"
+        raise ValueError(
+            f"{path} must fit the network; {'; '.join(filter(None, problems))}. {hint}."
+        )
     with torch.no_grad():
-        for name in own.keys() & given.keys():
-            own[name].copy_(given[name])
+        for name in own.keys() & from_file.keys():
+            own[name].copy_(from_file[name])
+
+
+def _without_counters(names: Collection[str], order: Collection[str]) -> list[str]:
+    return [name for name in order if name in names and not name.endswith(COUNTER)]
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     is_of_run = path.name == "model.safetensors" and (path.parent / "experiment.json").is_file()
     if not path.is_file():
-        cure = (
-            "train that run to its end"
-            if is_of_run
-            else "give the path of a safetensors file with weights"
-        )
-        raise ValueError(f"there is no file {path}; {cure}")
+        hint = "Train that run to its end." if is_of_run else "Use a safetensors file with weights."
+        raise ValueError(f"{path} does not exist. {hint}")
     try:
         return load_sealed(path)
     except SafetensorError as error:
         reason = first_line(error)
-        if not is_of_run and not _begins_well(path):
-            cure = "convert weights with safetensors.torch.save_file"
-            raise ValueError(f"{path} is no safetensors file ({reason}); {cure}") from error
-        again = "remove it and start that run again, which makes it anew from its last checkpoint"
-        cure = again if is_of_run else "copy or download it again"
-        raise ValueError(f"{path} cannot be used ({reason}); {cure}") from error
+        if is_of_run:
+            hint = "Remove it and start that run again; it goes on from its last checkpoint."
+        elif _begins_well(path):
+            hint = "Copy or download it again."
+        else:
+            hint = "Convert the weights with safetensors.torch.save_file."
+            reason = f"it is not a safetensors file ({reason})"
+        raise ValueError(f"{path} cannot be read: {reason}. {hint}") from error
 
 
 def _begins_well(path: Path) -> bool:
-    """Whether it was a safetensors file before it was damaged: after eight bytes of length stands an object of JSON."""
+    """Whether it is a damaged safetensors file: JSON follows eight bytes of length."""
     with path.open("rb") as file:
         return file.read(9)[8:] == b"{"
 
 
 def _named(problem: str, names: list[str]) -> str:
-    """At most three of them: a wrong file has hundreds."""
+    """The problem with at most three names, because a wrong file has hundreds."""
+    if not names:
+        return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{problem} {', '.join(names[:3])}{more}" if names else ""
+    return f"{problem} {', '.join(names[:3])}{more}"
 
 
 class _Network(nn.Module):
@@ -193,18 +203,17 @@ class _Network(nn.Module):
         self.fc = head
 
     def forward(self, inputs: Tensor) -> Outputs:
-        body: Any = self.body  # Any: these two methods are what timm calls a network
+        # Every network of timm has these two methods.
+        body: Any = self.body
         features = body.forward_head(body.forward_features(inputs), pre_logits=True)
-        if features.ndim != 2 or features.shape[1] != self.num_features:
-            raise ValueError(
-                f"this network of timm gives features {tuple(features.shape)}, not (B, {self.num_features}); "
-                "choose one that pools them"
-            )
+        is_right = features.ndim == 2 and features.shape[1] == self.num_features
+        hint = "Use a network of timm that pools its features."
+        check_that(is_right, "features", "(B, D)", tuple(features.shape), hint=hint)
         return Outputs(features, self.fc(features))
 
 
 def _classifiers(body: nn.Module) -> tuple[str, ...]:
-    """What timm calls the classifier of this network; there may be two."""
+    """The names of the classifiers of a network of timm; there may be two."""
     names = getattr(body, "pretrained_cfg", {}).get("classifier") or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
@@ -218,15 +227,19 @@ def _import_timm() -> Any:
         raise ImportError(
             'networks of timm need an extra; pip install ".[vision]" in the clone'
         ) from None
-    except RuntimeError as error:  # a torchvision that was built for another torch
+    # Such as a torchvision that was built for another torch.
+    except RuntimeError as error:
         raise ImportError(
-            f"timm cannot be imported ({first_line(error)}); let one pip install torch, torchvision and timm together"
+            f"timm cannot be imported ({first_line(error)}); let one pip install torch, "
+            "torchvision and timm together"
         ) from error
 
 
 @contextmanager
 def _network_access(*, allowed: bool) -> Iterator[None]:
-    """Unless allowed, keep the Hugging Face library off the network: without one it tries for most of a minute."""
+    """Unless allowed, keep the Hugging Face library off the network, where it would try for a
+    minute.
+    """
     if allowed:
         yield
         return
@@ -234,8 +247,9 @@ def _network_access(*, allowed: bool) -> Iterator[None]:
     was_offline = getattr(
         sys.modules.get(CONSTANTS), OFFLINE, (wished or "").upper() in ("1", "ON", "YES", "TRUE")
     )
-    os.environ[OFFLINE] = "1"  # counts if that library is imported from here on
-    _set_offline(True)  # counts if it was imported before
+    # The variable counts if that library is imported later, the constant if it was imported before.
+    os.environ[OFFLINE] = "1"
+    _set_offline(True)
     try:
         yield
     finally:

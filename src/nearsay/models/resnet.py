@@ -1,4 +1,6 @@
-"""Residual networks: for small images as on CIFAR, and for 224 pixels with the names and shapes of torchvision's."""
+"""Residual networks: for small images as on CIFAR, and for 224 pixels with the names and shapes of
+torchvision's.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from torch.nn import functional
 from nearsay.batch import Outputs
 from nearsay.models.heads import Head, LinearHead, drawn
 from nearsay.models.norm import BatchNorm, Statistics, check_statistics
+from nearsay.validation import check_choice, check_whole
 
 Norm = Callable[[int], BatchNorm]
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -18,11 +21,26 @@ BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet:
-    """He et al. 2015 (arXiv:1512.03385); depth 50 has bottlenecks that stride in their 3×3 convolution ("v1.5").
+    """Residual network (He et al. 2015, arXiv:1512.03385), with torchvision's names and shapes.
 
-    Small images get a 3×3 convolution first; others a 7×7 of stride 2 and a maximum over 3×3 of stride 2. Widths are
-    `width` times 1, 2, 4, 8 (and times 4 in bottlenecks). `projection="all"` puts a convolution into every shortcut,
-    `zero_last_gamma` starts every block as its shortcut; the released code does both, the paper says nothing of it.
+    Depth 50 has bottlenecks that stride in their 3×3 convolution ("v1.5").
+
+    Args:
+        depth: 18, 34 or 50.
+        small_images: True begins with a 3×3 convolution, for images as in CIFAR; False with a 7×7
+            of stride 2 and a maximum over 3×3 of stride 2.
+        projection: "all" puts a convolution into every shortcut, as the released code of the paper
+            does; "first" only where shapes change.
+        zero_last_gamma: True starts every block as its shortcut, as the released code does.
+        width: Channels of the first group of blocks; the others have 2, 4 and 8 times as many.
+        statistics: Of batch normalization under several processes, as in `BatchNorm`; the released
+            code uses "process".
+        head: The classifier on top of the features.
+
+    >>> import torch
+    >>> network = ResNet(width=4).build(num_classes=3)
+    >>> network(torch.zeros(2, 3, 8, 8)).logits.shape
+    torch.Size([2, 3])
     """
 
     depth: Literal[18, 34, 50] = 18
@@ -30,22 +48,20 @@ class ResNet:
     projection: Literal["first", "all"] = "first"
     zero_last_gamma: bool = False
     width: int = 64
-    statistics: Statistics = (
-        "global"  # of batch normalization under several processes; released code: "process"
-    )
-    head: Head = LinearHead()  # noqa: RUF009 — frozen, so it may be shared
+    statistics: Statistics = "global"
+    # The head is frozen, so it may be shared.
+    head: Head = LinearHead()  # noqa: RUF009
 
     def __post_init__(self) -> None:
-        _check_choices(self.width, self.statistics)
-        if self.depth not in BLOCKS:
-            raise ValueError(
-                f"depth is {self.depth}; it must be one of {', '.join(map(str, BLOCKS))}"
-            )
-        if self.projection not in ("first", "all"):
-            raise ValueError(f'projection is {self.projection!r}; it must be "first" or "all"')
+        check_statistics(self.statistics)
+        check_whole("width", self.width, 1)
+        check_choice("depth", self.depth, BLOCKS)
+        check_choice("projection", self.projection, ("first", "all"))
 
     def build(self, num_classes: int, *, num_inputs: int = 3, seed: int = 0) -> nn.Module:
-        """A module from (B, num_inputs, H, W) images to `Outputs`; features are averages over places, after a ReLU."""
+        """A module from (B, num_inputs, H, W) images to `Outputs`; features are averages over
+        pixels.
+        """
         norm = partial(BatchNorm, statistics=self.statistics)
         kind = _Bottleneck if self.depth == 50 else _Basic
 
@@ -57,7 +73,8 @@ class ResNet:
 
         num_features = 8 * self.width * kind.expansion
         with drawn(seed):
-            first = _convolution(num_inputs, self.width, *((3, 1) if self.small_images else (7, 2)))
+            size, stride = (3, 1) if self.small_images else (7, 2)
+            first = _convolution(num_inputs, self.width, size, stride)
             layers = _layers(block, BLOCKS[self.depth], self.width, kind.expansion)
             head = self.head.build(num_features, num_classes)
             return _Network(
@@ -69,17 +86,28 @@ class ResNet:
 class PreActResNet18:
     """The pre-activation network of the public DivideMix and ELR+ code, for small images.
 
-    It differs from He et al. 2016 (arXiv:1603.05027) in three ways: the first convolution is followed by normalization
-    and ReLU, nothing of the kind stands before the average at the end, so that features may be negative, and a shortcut
-    starts after the activation of its block even where it has no convolution.
+    It differs from He et al. 2016 (arXiv:1603.05027) in three ways. Normalization and ReLU follow
+    the first convolution. They do not stand before the average at the end, so features may be
+    negative. A shortcut starts after the activation of its block even where it has no convolution.
+
+    Args:
+        width: Channels of the first group of blocks; the others have 2, 4 and 8 times as many.
+        statistics: Of batch normalization under several processes, as in `BatchNorm`.
+        head: The classifier on top of the features.
+
+    >>> import torch
+    >>> PreActResNet18(width=4).build(num_classes=3)(torch.zeros(2, 3, 8, 8)).features.shape
+    torch.Size([2, 32])
     """
 
     width: int = 64
-    statistics: Statistics = "global"  # of batch normalization under several processes
-    head: Head = LinearHead()  # noqa: RUF009 — frozen, so it may be shared
+    statistics: Statistics = "global"
+    # The head is frozen, so it may be shared.
+    head: Head = LinearHead()  # noqa: RUF009
 
     def __post_init__(self) -> None:
-        _check_choices(self.width, self.statistics)
+        check_statistics(self.statistics)
+        check_whole("width", self.width, 1)
 
     def build(self, num_classes: int, *, num_inputs: int = 3, seed: int = 0) -> nn.Module:
         """A module from (B, num_inputs, H, W) images to `Outputs`."""
@@ -97,7 +125,7 @@ class PreActResNet18:
 
 
 class _Network(nn.Module):
-    """Convolution, normalization, four groups of blocks, average, head, by the names that torchvision gave them."""
+    """Convolution, normalization, four groups of blocks, average, head; names of torchvision."""
 
     def __init__(
         self,
@@ -119,7 +147,7 @@ class _Network(nn.Module):
     def forward(self, inputs: Tensor) -> Outputs:
         places = self.maxpool(_relu(self.bn1(self.conv1(inputs))))
         places = self.layer4(self.layer3(self.layer2(self.layer1(places))))  # (B, D, h, w)
-        # In the precision of the weights: under autocast, features rounded to 16 bits would find other neighbors.
+        # In the precision of the weights: features rounded to 16 bits would have other neighbors.
         features = places.mean(dim=(2, 3), dtype=self.conv1.weight.dtype)
         return Outputs(features, self.fc(features))
 
@@ -195,25 +223,27 @@ class _PreActivated(nn.Module):
 def _layers(
     block: Callable[[int, int, int], nn.Module], depths: tuple[int, ...], width: int, expansion: int
 ) -> list[nn.Sequential]:
-    """Four groups of blocks; each but the first halves the image, and each doubles the width of the one before."""
+    """Four groups of blocks; each but the first halves the image and doubles the width."""
     layers, before = [], width
     for group, depth in enumerate(depths):
         blocks, after = [], width * 2**group
         for place in range(depth):
-            blocks.append(block(before, after, 2 if group and place == 0 else 1))
+            stride = 2 if group and place == 0 else 1
+            blocks.append(block(before, after, stride))
             before = after * expansion
         layers.append(nn.Sequential(*blocks))
     return layers
 
 
 class _Narrow(nn.Conv2d):
-    """A 1×1 convolution with stride and few inputs, whose gradient torch 2.13 computes on CPUs outside of its memory.
+    """A 1×1 convolution with stride and few inputs that avoids a crash of torch 2.13 on CPUs.
 
-    That is where these are channels_last: of 50 × 50 places or more, or an odd number of images for several threads.
-    The process dies without a word. Without stride, on every second place, the same comes out.
+    torch writes the gradient outside of its memory if the inputs are channels_last and have 50 × 50
+    pixels or more, or an odd number of images for several threads. The process then dies without a
+    message. A convolution without stride on every second pixel gives the same result.
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # torch's name
+    def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or not input.requires_grad:
             return super().forward(input)
         down, right = self.stride
@@ -233,9 +263,3 @@ def _projection(before: int, after: int, stride: int, norm: Norm) -> nn.Sequenti
 
 def _relu(values: Tensor) -> Tensor:
     return functional.relu(values, inplace=True)
-
-
-def _check_choices(width: int, statistics: str) -> None:
-    check_statistics(statistics)
-    if width < 1:
-        raise ValueError(f"width is {width}; it must be at least 1, and is usually 64")

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from nearsay import config
 from nearsay.batch import Labels, Predictions
+from nearsay.files import load_sealed
 from nearsay.metrics import aligned, confidence
 from nearsay.noise import Realized, describe, fingerprint
-from nearsay.sealed import load_sealed
 from nearsay.training.progress import counted, plain
 
 CURE = "Train the run again, or leave it out."

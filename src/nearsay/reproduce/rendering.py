@@ -17,6 +17,7 @@ from torch import Tensor
 from nearsay import metrics
 from nearsay.batch import Labels, Predictions
 from nearsay.data import tables
+from nearsay.files import load_sealed
 from nearsay.report import charts
 from nearsay.report.charts import LABELS, SIMILARITIES, Axis, Drawing, Heading, Panel
 from nearsay.report.html import Section, figure, fill, joined, paragraph, scrolling
@@ -25,7 +26,6 @@ from nearsay.reproduce import plans
 from nearsay.reproduce.paper import Printed, Row
 from nearsay.reproduce.plans import PANELS, TABLES, Cell, Column, Data, Table, entitled
 from nearsay.reproduce.runs import Runs
-from nearsay.sealed import load_sealed
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.run_folder import read_labels
 

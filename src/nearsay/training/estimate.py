@@ -1,4 +1,4 @@
-"""What training will take: parameters, steps and memory, before a file of data is opened."""
+"""What a training will take: parameters, steps and memory."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,56 +7,64 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nearsay.data import Cifar10, Cifar100, Digits, Embeddings, Toy
+from nearsay.data.inspect import describe
 from nearsay.experiment import Experiment
 from nearsay.training.step import make_learners
-from nearsay.transforms import Views
-
-_MANY_CLASSES, _MANY_FEATURES = 1000, 1024  # assumed where only a file can tell
+from nearsay.transforms.views import Views
 
 
 class Estimate(NamedTuple):
-    """What training will take, as far as can be told without opening files of data."""
+    """What a training will take.
 
-    num_parameters: int  # of all networks
+    Attributes:
+        num_parameters: Of all networks.
+        num_classes: As the data set describes itself.
+        input_shape: Of one input of the network.
+        num_examples: Of the training split; None if only the files can tell.
+        num_steps: None if the number of examples is unknown.
+        num_bytes: By their purpose; activations in float32.
+    """
+
+    num_parameters: int
     num_classes: int
     input_shape: tuple[int, ...]
-    is_assumed: (
-        bool  # the number of classes and the width of features, where only the data could tell them
-    )
+    num_examples: int | None
     num_steps: int | None
-    num_bytes: dict[str, int]  # by what they are for; activations in float32
+    num_bytes: dict[str, int]
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """What is allocated, counted; and what two rows leave for the backward pass, scaled up to a batch."""
-    num_examples, num_classes, shape = _sizes(experiment)
+    """Build the networks and count their memory; activations are those of two rows, scaled up."""
+    num_classes, shape, num_examples = describe(experiment.data)
+    if shape is None:
+        # Image files are resized to a square.
+        shape = (3, experiment.image_size, experiment.image_size)
     learners = make_learners(
         experiment, num_examples or 0, num_classes, torch.zeros(shape), torch.device("cpu")
     )
-    parameters = [each for learner in learners for each in learner.network.parameters()]
-    rows = experiment.batch_size * (2 if isinstance(experiment.augment, Views) else 1)
-    num_bytes = {
-        "weights": sum(_num_bytes(learner.network.state_dict().values()) for learner in learners),
-        "gradients": _num_bytes(each for each in parameters if each.requires_grad),
-        "optimizer": sum(
-            _num_bytes(each.values())
-            for learner in learners
-            for each in learner.optimizer.state.values()
-        ),
-        "averages": sum(
-            _num_bytes(each.average.state_dict().values())
-            for each in learners
-            if each.average is not None
-        ),
-        "method": sum(_num_bytes(learner.state.values()) for learner in learners),
-        "activations": len(learners) * rows * _saved_bytes(learners[0].network, shape) // 2,
-    }
+    parameters: list[Tensor] = []
+    num_bytes = dict.fromkeys(("weights", "gradients", "optimizer", "averages", "method"), 0)
+    for learner in learners:
+        own = list(learner.network.parameters())
+        parameters += own
+        num_bytes["weights"] += _num_bytes(learner.network.state_dict().values())
+        num_bytes["gradients"] += _num_bytes(weight for weight in own if weight.requires_grad)
+        for state in learner.optimizer.state.values():
+            num_bytes["optimizer"] += _num_bytes(state.values())
+        if learner.average is not None:
+            num_bytes["averages"] += _num_bytes(learner.average.state_dict().values())
+        num_bytes["method"] += _num_bytes(learner.state.values())
+    rows = experiment.batch_size
+    if isinstance(experiment.augment, Views):
+        rows *= 2
+    # Two rows are measured, because batch normalization refuses one.
+    saved = _saved_bytes(learners[0].network, shape)
+    num_bytes["activations"] = len(learners) * rows * saved // 2
     return Estimate(
-        num_parameters=sum(each.numel() for each in parameters),
+        num_parameters=sum(weight.numel() for weight in parameters),
         num_classes=num_classes,
         input_shape=shape,
-        is_assumed=num_examples is None,
+        num_examples=num_examples,
         num_steps=_num_steps(experiment, num_examples),
         num_bytes=num_bytes,
     )
@@ -64,23 +72,24 @@ def estimate(experiment: Experiment) -> Estimate:
 
 def describe_plan(tree: Mapping[str, Any], needed: Estimate) -> str:
     """An experiment as indented lines, and what it will take."""
-    steps = (
-        "unknown until the data is opened" if needed.num_steps is None else f"{needed.num_steps:,}"
-    )
+    steps = examples = "unknown until the data is opened"
+    if needed.num_steps is not None:
+        steps = f"{needed.num_steps:,}"
+    if needed.num_examples is not None:
+        examples = f"{needed.num_examples:,}"
     parts = [f"{name} {_megabytes(number)}" for name, number in needed.num_bytes.items() if number]
     total = _megabytes(sum(needed.num_bytes.values()))
     shape = " x ".join(map(str, needed.input_shape))
-    assumed = f"assumed, as only the data can tell: {needed.num_classes} classes, inputs of {shape}"
-    return "\n".join(
-        [
-            *_lines(tree),
-            "",
-            f"parameters: {needed.num_parameters:,}",
-            f"steps: {steps}",
-            f"memory, an estimate in float32 and without the data: {total} ({', '.join(parts)})",
-            *([assumed] if needed.is_assumed else []),
-        ]
-    )
+    lines = [
+        *_lines(tree),
+        "",
+        f"data: {needed.num_classes} classes, inputs of {shape}",
+        f"examples: {examples}",
+        f"parameters: {needed.num_parameters:,}",
+        f"steps: {steps}",
+        f"memory, an estimate in float32 and without the data: {total} ({', '.join(parts)})",
+    ]
+    return "\n".join(lines)
 
 
 def _lines(tree: Any, indent: str = "") -> list[str]:
@@ -89,39 +98,17 @@ def _lines(tree: Any, indent: str = "") -> list[str]:
     for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
         if key == "kind":
             continue
-        is_tree = isinstance(value, Mapping) or (
-            isinstance(value, list) and any(isinstance(each, Mapping) for each in value)
-        )
-        told = (
-            ""
-            if is_tree and isinstance(value, list)
-            else value["kind"]
-            if is_tree
-            else json.dumps(value)
-        )
-        lines += [
-            f"{indent}{key}: {told}".rstrip(),
-            *(_lines(value, f"{indent}  ") if is_tree else []),
-        ]
+        is_list = isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value)
+        if not is_list and not isinstance(value, Mapping):
+            lines.append(f"{indent}{key}: {json.dumps(value)}")
+            continue
+        kind = "" if is_list else f" {value['kind']}"
+        lines += [f"{indent}{key}:{kind}", *_lines(value, f"{indent}  ")]
     return lines
 
 
 def _megabytes(number: int) -> str:
     return f"{number / 2**20:,.1f} MiB" if number < 2**30 else f"{number / 2**30:,.1f} GiB"
-
-
-def _sizes(experiment: Experiment) -> tuple[int | None, int, tuple[int, ...]]:
-    """Examples, classes and the shape of an input; examples are None, and the rest assumed, where files would tell."""
-    data = experiment.data
-    if isinstance(data, Cifar10 | Cifar100):
-        return 50_000, 10 if isinstance(data, Cifar10) else 100, (3, 32, 32)
-    if isinstance(data, Toy | Digits):  # small, and no files of the user
-        inputs, labels = data.open("train")
-        assert isinstance(inputs, Tensor)
-        return len(inputs), len(labels.classes), tuple(inputs.shape[1:])
-    if isinstance(data, Embeddings):
-        return None, _MANY_CLASSES, (_MANY_FEATURES,)
-    return None, _MANY_CLASSES, (3, experiment.image_size, experiment.image_size)
 
 
 def _num_steps(experiment: Experiment, num_examples: int | None) -> int | None:
@@ -135,20 +122,23 @@ def _num_steps(experiment: Experiment, num_examples: int | None) -> int | None:
     return max(1, round(experiment.epochs * per_epoch))
 
 
-def _num_bytes(tensors: Iterable[Any]) -> int:  # a state may hold other things too
-    return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))
+def _num_bytes(values: Iterable[Any]) -> int:
+    """Of the tensors among the values; a state may hold other things too."""
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def _saved_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
     """What a forward pass of two rows keeps for the backward pass, besides the weights."""
-    own = {each.untyped_storage().data_ptr() for each in network.parameters()}
-    kept: dict[int, Tensor] = {}  # by storage; held, so that no storage is used a second time
+    own = {weight.untyped_storage().data_ptr() for weight in network.parameters()}
+    # By address. The tensors are held, so that no address is used a second time.
+    kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+        address = tensor.untyped_storage().data_ptr()
+        if address not in own:
+            kept[address] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network.train()(torch.zeros(2, *shape))
-    return sum(each.untyped_storage().nbytes() for each in kept.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

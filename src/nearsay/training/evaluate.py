@@ -1,8 +1,7 @@
-"""How right and how sure a finished run is, mostly from the predictions that it has kept."""
+"""Accuracy and calibration of a finished run, mostly from the predictions that it has saved."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,10 @@ import torch
 from safetensors import SafetensorError
 
 from nearsay import metrics
-from nearsay.batch import Dataset, Files, Labels, Predictions, Split
-from nearsay.data import Cifar10, Cifar100, Embeddings, Folder, Manifest
+from nearsay.batch import Files, Labels, Predictions
+from nearsay.data.inspect import dataset_at, open_first
 from nearsay.data.labels_file import recorded_rows
-from nearsay.errors import BAD_DATA, NoSplit, RunError
+from nearsay.errors import BAD_DATA, RunError
 from nearsay.experiment import Experiment
 from nearsay.training.metrics import measure_train
 from nearsay.training.predict import predict_run
@@ -25,16 +24,18 @@ from nearsay.training.run_folder import (
     read_labels,
 )
 from nearsay.training.splits import are_in_doubt, open_splits, truth
+from nearsay.validation import check_choice, check_split
 
 
 def evaluate(
     folder: Path, *, split: str | None = None, data: Path | None = None, device: str = "auto"
 ) -> dict[str, Any]:
-    """Accuracy and calibration on a split, by default test, else validation; and how wrong labels of train are found.
+    """Accuracy and calibration on a split, and how well wrong labels of train are found.
 
-    Predictions that the run has kept are used; another split, or data in another place, costs one pass. Numbers that
-    mean nothing are None. `unreadable` names the files of such data that were left out as they could not be read;
-    `labels_in_doubt` tells whether it was judged by labels that may be as wrong as those that were learned.
+    The split is by default test, else validation. Saved predictions are used; another split, or
+    other data, costs one pass. Numbers without a meaning are None. In the report, `unreadable`
+    names the files that could not be read, and `labels_in_doubt` is true if the labels of the split
+    may be as wrong as those of training.
     """
     experiment = read_experiment(folder)
     recorded = read_labels(folder)
@@ -43,25 +44,24 @@ def evaluate(
         split = split or _default_split(folder)
         predictions, labels = _kept(folder, experiment, split, recorded, device)
     else:
-        split, (inputs, labels) = _open_first(_dataset_at(data, experiment.data, split), split)
+        split, (inputs, labels) = open_first(dataset_at(data, experiment.data, split), split)
         predictions, problems = predict_run(folder, inputs, device=device)
-        unreadable = (
-            [inputs.names[index] for index in sorted(problems)] if isinstance(inputs, Files) else []
-        )
+        if isinstance(inputs, Files):
+            unreadable = [inputs.names[index] for index in sorted(problems)]
         labels = _renumbered(labels, recorded.classes, data)
     labels = metrics.aligned(labels, predictions)
     counting = labels.given if labels.clean is None else labels.clean
     if not (counting >= 0).any():
         where = f"split={split!r} of {folder}" if data is None else str(data)
-        lost = (
-            f" ({counted(len(unreadable), 'file')} cannot be read, such as {unreadable[0]})"
-            if unreadable
-            else ""
-        )
+        problem = ""
+        if unreadable:
+            number = counted(len(unreadable), "file")
+            problem = f" ({number} cannot be read, such as {unreadable[0]})"
         raise RunError(
-            f"{where} has no labeled example to judge by{lost}; give some with --data", BAD_DATA
+            f"{where} has no labeled example to judge by{problem}; give some with --data", BAD_DATA
         )
     logits = predictions.logits
+    num_classes = logits.shape[1]
     report: dict[str, Any] = {
         "split": split,
         "data": None if data is None else str(data),
@@ -72,27 +72,28 @@ def evaluate(
         and are_in_doubt(split, experiment.validation_labels, recorded),
         "accuracy": metrics.accuracy(logits, counting),
         "balanced_accuracy": metrics.class_accuracy(logits, counting).mean,
-        "top_5_accuracy": metrics.top_k_accuracy(logits, counting, k=5)
-        if logits.shape[1] > 5
-        else None,
+        "top_5_accuracy": None,
         "nll": metrics.nll(logits, counting),
         "calibration_error": metrics.calibration_error(logits, counting),
-        "detection": None if data is not None else _detection(folder, recorded),
+        "detection": None,
     }
-    return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in report.items()
-    }
+    if num_classes > 5:
+        report["top_5_accuracy"] = metrics.top_k_accuracy(logits, counting, k=5)
+    if data is None:
+        report["detection"] = _detection(folder, recorded)
+    for name, value in report.items():
+        if isinstance(value, float) and math.isnan(value):
+            report[name] = None
+    return report
 
 
 def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of a table of what `evaluate` has found."""
+    """Headers and rows of a table of the report of `evaluate`."""
     shares = ("accuracy", "balanced_accuracy", "top_5_accuracy", "calibration_error")
-    rows = [
-        [name.replace("_", " "), percent(report[name])]
-        for name in shares
-        if report[name] is not None
-    ]
+    rows = []
+    for name in shares:
+        if report[name] is not None:
+            rows.append([name.replace("_", " "), percent(report[name])])
     if report["nll"] is not None:
         rows.append(["negative log-likelihood", f"{report['nll']:.4f}"])
     if report["detection"] is not None:
@@ -106,34 +107,28 @@ def evaluation_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[st
 
 def _default_split(folder: Path) -> str:
     """Test if the run was judged on one, else validation, else what it was trained on."""
-    kept = (
-        name
-        for name in ("test", "validation")
-        if (folder / "predictions" / f"{name}.safetensors").is_file()
-    )
-    return next(kept, "train")
+    for name in ("test", "validation"):
+        if (folder / "predictions" / f"{name}.safetensors").is_file():
+            return name
+    return "train"
 
 
 def _kept(
     folder: Path, experiment: Experiment, split: str, recorded: Labels, device: str
 ) -> tuple[Predictions, Labels]:
-    """What a run has predicted for a split, or predicts now, and the labels that count."""
+    """The saved predictions for a split, or new ones, and the labels that count."""
     path = folder / "predictions" / f"{split}.safetensors"
     if split == "train":
         if path.is_file():
             return _trained_on(folder, _read_predictions(path, recorded)), recorded
         predicted = predict_run(folder, open_splits(experiment).inputs, device=device)
         return _trained_on(folder, predicted.predictions), recorded
-    if (
-        split == "validation"
-        and path.is_file()
-        and (kept := _held_out(folder, experiment, recorded)) is not None
-    ):
-        return _read_predictions(path, kept), kept
-    judged = {each.name: each for each in open_splits(experiment).judged}
-    if split not in judged:
-        known = " and ".join(["train", *judged])
-        raise NoSplit(f"split={split!r} is not in the data of {folder}; it has {known}")
+    if split == "validation" and path.is_file():
+        held_out = _held_out(folder, experiment, recorded)
+        if held_out is not None:
+            return _read_predictions(path, held_out), held_out
+    judged = {part.name: part for part in open_splits(experiment).judged}
+    check_split(split, ["train", *judged], f"the data of {folder}")
     labels = Labels(given=judged[split].truth, clean=None, classes=recorded.classes)
     if path.is_file():
         return _read_predictions(path, labels), labels
@@ -141,7 +136,7 @@ def _kept(
 
 
 def _held_out(folder: Path, experiment: Experiment, recorded: Labels) -> Labels | None:
-    """The labels that count of what was held out, as they were then; None if nothing was."""
+    """The labels of held-out examples, as they were then; None if no example was held out."""
     rows = recorded_rows((folder / "labels.npz").read_bytes(), "validation")
     if not len(rows):
         return None
@@ -155,11 +150,11 @@ def _held_out(folder: Path, experiment: Experiment, recorded: Labels) -> Labels 
 def _read_predictions(path: Path, labels: Labels) -> Predictions:
     cure = "remove it, and it is computed again"
     try:
-        seen = load_predictions(path)
+        predictions = load_predictions(path)
     except (SafetensorError, KeyError) as error:
         raise RunError(f"{path} is damaged ({error}); {cure}", BAD_DATA) from error
-    check_predictions(seen, path, labels, cure=cure)
-    return seen
+    check_predictions(predictions, path, labels, cure=cure)
+    return predictions
 
 
 def _trained_on(folder: Path, predictions: Predictions) -> Predictions:
@@ -171,66 +166,23 @@ def _trained_on(folder: Path, predictions: Predictions) -> Predictions:
 
 
 def _detection(folder: Path, labels: Labels) -> dict[str, float | None] | None:
-    """How well low confidence in a label of train tells that it is wrong; None where that is unknown."""
+    """How well low confidence finds wrong labels of train; None if the true ones are unknown."""
     path = folder / "predictions" / "train.safetensors"
     if labels.clean is None or not path.is_file():
         return None
-    seen = _trained_on(folder, _read_predictions(path, labels))
-    found: dict[str, float | None] | None = measure_train(seen, labels, seen.indices)["detection"]
-    return found
-
-
-def _dataset_at(path: Path, like: Dataset, split: str | None = None) -> Dataset:
-    """The data at a path, by what it looks like; `like` is what the run was trained on, and `split` what is wanted."""
-    ending = path.suffix.lower()
-    if ending in (".npy", ".npz") or (ending == ".parquet" and isinstance(like, Embeddings)):
-        return Embeddings(path=path)
-    if path.is_file():
-        return _table_at(path, like.root if isinstance(like, Manifest) else None, split)
-    if isinstance(like, Cifar10 | Cifar100) and (
-        any(path.glob("*meta")) or any(path.glob("cifar*/*meta"))
-    ):
-        return replace(like, path=path, labels=None, column=None)
-    return Folder(path=path)
-
-
-def _table_at(path: Path, root: str | Path | None, split: str | None) -> Manifest:
-    """The table, with the root that the run was given where none of its files lie beside it and all below the root."""
-    data = Manifest(path=path)
-    if root is None:
-        return data
-    below = replace(data, root=root)
-    try:
-        _, (inputs, _) = _open_first(below, split)
-    except (OSError, ValueError):
-        return data
-    are_beside = isinstance(inputs, Files) and any(
-        (path.parent / name).exists() for name in inputs.names
-    )
-    return data if are_beside else below
-
-
-def _open_first(data: Dataset, split: str | None) -> tuple[str, Split]:
-    """The split, or where none is named the first of test, validation and train that there is."""
-    for name in () if split else ("test", "validation"):
-        try:
-            return name, data.open(name)
-        except NoSplit:
-            continue
-    return split or "train", data.open(split or "train")
+    predictions = _trained_on(folder, _read_predictions(path, labels))
+    wrong = measure_train(predictions, labels, predictions.indices)
+    detection: dict[str, float | None] | None = wrong["detection"]
+    return detection
 
 
 def _renumbered(labels: Labels, classes: tuple[str, ...], where: Path) -> Labels:
-    """The labels by the numbers that the network has learned."""
+    """The labels by the class numbers of the network."""
     if labels.classes == classes:
         return labels
-    if unknown := [name for name in labels.classes if name not in classes]:
-        known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise ValueError(
-            f"class {unknown[0]!r} in {where} is none that the run has learned; these are {known}"
-        )
-    numbers = labels.given.new_tensor(
-        [*(classes.index(name) for name in labels.classes), -1]
-    )  # −1 stays −1
+    for name in labels.classes:
+        check_choice(f"class in {where}", name, classes)
+    # The last number is for −1, which stays −1.
+    numbers = labels.given.new_tensor([*map(classes.index, labels.classes), -1])
     clean = None if labels.clean is None else numbers[labels.clean]
     return Labels(given=numbers[labels.given], clean=clean, classes=classes)

@@ -28,8 +28,8 @@ from nearsay.batch import Files, Predictions
 from nearsay.data.loader import Lost, Rows
 from nearsay.errors import BAD_DATA, BadImage, NotFinite, RunError, Stopped
 from nearsay.experiment import Experiment
+from nearsay.files import pack_sealed
 from nearsay.noise import describe
-from nearsay.sealed import pack_sealed
 from nearsay.training.checkpoints import Run, open_run, write_whole
 from nearsay.training.metrics import measure_splits, measure_train, summarize_accuracy
 from nearsay.training.predict import Pass, pack_networks, propagate_in_run

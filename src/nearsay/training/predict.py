@@ -24,8 +24,8 @@ from nearsay.data.labels_file import pack_relabeled
 from nearsay.data.loader import MARGIN, Inputs, finish, num_workers, sweep
 from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError, one_line
 from nearsay.experiment import Experiment
+from nearsay.files import load_sealed
 from nearsay.label_propagation import propagate_labels
-from nearsay.sealed import load_sealed
 from nearsay.training.checkpoints import open_run, write_whole
 from nearsay.training.run_folder import (
     MADE_ANEW,
@@ -35,7 +35,7 @@ from nearsay.training.run_folder import (
     read_origin,
     read_predictions,
 )
-from nearsay.transforms import Transform
+from nearsay.transforms.views import Transform
 
 # Rows of small images, and pixels of larger ones, in one batch.
 _ROWS = 1024

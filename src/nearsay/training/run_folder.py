@@ -27,8 +27,8 @@ from nearsay.data.labels_file import (
 from nearsay.data.loader import Inputs
 from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError
 from nearsay.experiment import Experiment
+from nearsay.files import load_sealed
 from nearsay.noise import fingerprint
-from nearsay.sealed import load_sealed
 from nearsay.training.checkpoints import Run, write_whole
 from nearsay.training.splits import Splits
 

@@ -22,7 +22,7 @@ from nearsay import distributed, optim
 from nearsay.batch import Batch, Mix, Outputs, first_rows, one_hot
 from nearsay.data.loader import Rows, finish
 from nearsay.experiment import Experiment
-from nearsay.models import load_weights
+from nearsay.models.pretrained import load_weights
 
 # Steps before one is captured. In these, libraries choose algorithms and allocate memory, which a
 # captured step may not do.

@@ -1,10 +1,10 @@
-"""Transforms of whole batches on the device where they lie, with draws that depend only on who an example is.
+"""Transforms of whole batches on the device, with random numbers that depend only on the example.
 
-Each image transform says how many draws it needs of an example, and `apply(images, draws)` is a pure function of the
-two. `Augment` makes all draws of its transforms in one call, because a call costs a hundred small kernels and its
-width next to nothing. Nothing waits for the device, and no shape depends on a value.
+A transform says how many random numbers it needs for an image. `apply(images, draws)` is a pure
+function of both. `Augment` makes all draws of its transforms in one call, because each call starts
+a hundred small kernels. No transform waits for the device, and no shape depends on a value.
 
-The order that works: crops, `Flip`, `ColorJitter` or `RandAugment`, then `Normalize`, then `Cutout`.
+An order that works: crops, `Flip`, `ColorJitter` or `RandAugment`, then `Normalize`, then `Cutout`.
 """
 
 from nearsay.transforms.color import (
@@ -15,11 +15,10 @@ from nearsay.transforms.color import (
     ColorJitter,
     Normalize,
 )
-from nearsay.transforms.draws import Transform
 from nearsay.transforms.geometry import Cutout, Flip, PadCrop, RandomResizedCrop
 from nearsay.transforms.mixup import Mixup
 from nearsay.transforms.strong import RandAugment
-from nearsay.transforms.views import Augment, Views
+from nearsay.transforms.views import Augment, Transform, Views
 
 __all__ = [
     "CIFAR10_COLORS",

@@ -1,7 +1,8 @@
-"""Where the pixels of an image come from: crop, flip, resized crop, cutout, and the warp that strong augmentation uses.
+"""Transforms that move pixels: crop, flip, resized crop, cutout, and the warp of strong
+augmentation.
 
-`PadCrop`, `Flip` and `Cutout` move exact pixels of any dtype. What interpolates takes uint8 or floating point and gives
-the same back, computed in float32 (float64 stays).
+`PadCrop`, `Flip` and `Cutout` copy pixels of any dtype. Interpolation takes uint8 or floating point
+and keeps the dtype; it computes in float32, or in float64 for float64.
 """
 
 import math
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from nearsay.transforms.draws import transform_alone, whole
-from nearsay.validation import check_number, check_whole
+from nearsay.transforms.views import transform_alone, whole
+from nearsay.validation import check_choice, check_number, check_that, check_whole
 
-_ATTEMPTS = 10  # to find a box inside the image; as many as in torchvision
+# How often a box inside the image is tried, as in torchvision.
+_ATTEMPTS = 10
 
 
 class Box(NamedTuple):
@@ -29,7 +31,17 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PadCrop:
-    """Pad by `padding` on all sides, and cut the old size out at random; any dtype, exact pixels."""
+    """Pad on all sides and cut the old size out at random; any dtype.
+
+    Args:
+        padding: How many pixels to add on each side.
+        mode: "reflect" mirrors the image at its edges, "zeros" adds black.
+
+    >>> import torch
+    >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    >>> PadCrop(padding=1)(images, torch.arange(2), seed=0, epoch=1).shape
+    torch.Size([2, 3, 8, 8])
+    """
 
     padding: int = 4
     mode: Literal["reflect", "zeros"] = "reflect"
@@ -38,8 +50,7 @@ class PadCrop:
 
     def __post_init__(self) -> None:
         check_whole("padding", self.padding, 0)
-        if self.mode not in ("reflect", "zeros"):
-            raise ValueError(f"mode {self.mode!r} must be 'reflect' or 'zeros'")
+        check_choice("mode", self.mode, ("reflect", "zeros"))
 
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """Crops of the same size and dtype, in the channels_last format."""
@@ -47,10 +58,11 @@ class PadCrop:
         offsets = whole(draws, 2 * self.padding + 1) - self.padding  # (B, 2)
         rows = offsets[:, :1] + torch.arange(height, device=images.device)  # (B, H)
         columns = offsets[:, 1:] + torch.arange(width, device=images.device)  # (B, W)
-        everyone = torch.arange(len(images), device=images.device)[:, None, None]
-        crops = images.permute(0, 2, 3, 1)[
-            everyone, _reflect(rows, height)[:, :, None], _reflect(columns, width)[:, None, :]
-        ]  # (B, H, W, 3)
+        examples = torch.arange(len(images), device=images.device)[:, None, None]
+        source_rows = _reflect(rows, height)[:, :, None]
+        source_columns = _reflect(columns, width)[:, None, :]
+        # Channels last, so that one gather copies whole pixels.
+        crops = images.permute(0, 2, 3, 1)[examples, source_rows, source_columns]  # (B, H, W, 3)
         if self.mode == "zeros":
             is_image = _inside(rows, height)[:, :, None] & _inside(columns, width)[:, None, :]
             crops = crops.masked_fill(~is_image[..., None], 0)
@@ -59,7 +71,16 @@ class PadCrop:
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """Mirror left and right with some probability; any dtype, exact pixels."""
+    """Mirror left and right at random; any dtype.
+
+    Args:
+        probability: Of mirroring, from 0 to 1.
+
+    >>> import torch
+    >>> images = torch.arange(2).view(1, 1, 1, 2).repeat(1, 3, 1, 1)
+    >>> Flip(probability=1)(images, torch.tensor([0]), seed=0, epoch=1)[0, 0]
+    tensor([[1, 0]])
+    """
 
     probability: float = 0.5
     num_draws: ClassVar[int] = 1
@@ -75,9 +96,18 @@ class Flip:
 
 @dataclass(frozen=True, kw_only=True)
 class Cutout:
-    """Cover a square around a random pixel (DeVries & Taylor, 2017), clipped where it leaves the image; any dtype.
+    """Cover a square around a random pixel, clipped at the edges (DeVries & Taylor, 2017); any
+    dtype.
 
-    After `Normalize` a fill of 0 is the mean color, as in that paper; before it, 0 is black and 128 gray.
+    Args:
+        size: Side of the square in pixels.
+        fill: Its value. After `Normalize`, 0 is the mean color, as in that paper; before it, 0 is
+            black and 128 gray.
+
+    >>> import torch
+    >>> images = torch.ones(1, 3, 4, 4)
+    >>> Cutout(size=8)(images, torch.tensor([0]), seed=0, epoch=1).sum()
+    tensor(0.)
     """
 
     size: int = 16
@@ -91,28 +121,38 @@ class Cutout:
 
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """Images of the same size and dtype."""
-        if not images.is_floating_point() and self.fill not in range(256):
-            raise ValueError(
-                f"fill {self.fill!r} must be a whole number from 0 to 255 for images of {images.dtype}"
-            )
-        rows, columns = (
-            torch.arange(length, device=images.device)
-            - whole(draws[:, axis : axis + 1], length)
-            + self.size // 2
-            for axis, length in enumerate(images.shape[2:])
-        )  # (B, H) and (B, W), counted from the edge of the square
+        is_color = images.is_floating_point() or self.fill in range(256)
+        check_that(is_color, "fill", f"from 0 to 255 for {images.dtype} images", self.fill)
+        # Positions counted from the edge of the square, so that 0 to size − 1 are inside.
+        positions = []
+        for axis, length in enumerate(images.shape[2:]):
+            center = whole(draws[:, axis : axis + 1], length)  # (B, 1)
+            places = torch.arange(length, device=images.device)
+            positions.append(places - center + self.size // 2)
+        rows, columns = positions  # (B, H) and (B, W)
         hidden = _inside(rows, self.size)[:, :, None] & _inside(columns, self.size)[:, None, :]
         return images.masked_fill(hidden[:, None], self.fill)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomResizedCrop:
-    """Cut a box of random area and shape and resize it to a square (the inception crop); uint8 or floating point.
+    """Cut a box of random area and shape and resize it to a square (the inception crop).
 
-    `area` is a share of the image, `ratio` width / height, uniform in its logarithm; the released code of the paper
-    uses area=(0.05, 1.0). Bilinear without antialiasing: right as long as a box is not much larger than `size`, as when
-    32×32 images stay 32×32. Large images of varying size are cut by `box` and resized, with antialiasing, in the
-    worker that decodes them. It must stand first in its view, so that both ways draw the same box.
+    Images are uint8 or floating point. Arrays are resized bilinearly without antialiasing, which is
+    right as long as a box is not much larger than `size`, as when 32×32 images stay 32×32. Image
+    files are cut by `box` and resized with antialiasing in the worker that decodes them. It must be
+    the first transform of its view, so that both ways draw the same box.
+
+    Args:
+        size: Side of the square in pixels.
+        area: Smallest and largest share of the image; the released code of the paper uses (0.05,
+            1.0).
+        ratio: Smallest and largest width / height, drawn uniformly in the logarithm.
+
+    >>> import torch
+    >>> images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    >>> RandomResizedCrop(size=16)(images, torch.arange(2), seed=0, epoch=1).shape
+    torch.Size([2, 3, 16, 16])
     """
 
     size: int
@@ -123,58 +163,48 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         check_whole("size", self.size, 1)
-        if len(self.area) != 2 or not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ValueError(
-                f"area {self.area!r} must be a smallest and a largest share, above 0 and at most 1"
-            )
-        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ValueError(
-                f"ratio {self.ratio!r} must be a smallest and a largest width / height, above 0"
-            )
+        is_area = len(self.area) == 2 and 0 < self.area[0] <= self.area[1] <= 1
+        check_that(is_area, "area", "two rising shares above 0 and at most 1", self.area)
+        is_ratio = len(self.ratio) == 2 and 0 < self.ratio[0] <= self.ratio[1] < math.inf
+        check_that(is_ratio, "ratio", "two rising numbers above 0", self.ratio)
 
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """Images (B, 3, size, size) of the same dtype."""
-        heights, widths = (
-            torch.full_like(draws[:, 0], length, dtype=torch.int64) for length in images.shape[2:]
-        )
+        height, width = images.shape[2:]
+        heights = torch.full_like(draws[:, 0], height, dtype=torch.int64)
+        widths = torch.full_like(draws[:, 0], width, dtype=torch.int64)
         box = self.box(heights, widths, draws)
-        centers = torch.arange(self.size, device=images.device) + 0.5
-        y, x = (
-            (start + centers * (length / self.size))
-            .maximum(start + 0.5)
-            .minimum(start + length - 0.5)  # stay inside
-            for start, length in (
-                (box.top[:, None], box.height[:, None]),
-                (box.left[:, None], box.width[:, None]),
-            )
-        )  # (B, size) each
-        return warp(
-            images, x[:, None, :].expand(-1, self.size, -1), y[:, :, None].expand(-1, -1, self.size)
-        )
+        y = self._points(box.top[:, None], box.height[:, None])
+        x = self._points(box.left[:, None], box.width[:, None])
+        rows, columns = y[:, :, None], x[:, None, :]
+        return warp(images, columns.expand(-1, self.size, -1), rows.expand(-1, -1, self.size))
+
+    def _points(self, start: Tensor, length: Tensor) -> Tensor:
+        """(B, size) where to take the pixels of the square from, along one axis."""
+        centers = torch.arange(self.size, device=start.device) + 0.5
+        points = start + centers * (length / self.size)
+        # Half a pixel from the edges, so that nothing outside the box is blended in.
+        return points.maximum(start + 0.5).minimum(start + length - 0.5)
 
     def box(self, height: Tensor, width: Tensor, draws: Tensor) -> Box:
-        """What to cut from images of any size, int64 (...), by `draws` (..., num_draws).
+        """What to cut from images of size `height` and `width`, int64 (...), by `draws` (...,
+        num_draws).
 
-        Integers by way of float64, so a CPU and a GPU agree. If none of ten attempts fits into the image, it is the
-        largest box in the middle whose shape `ratio` allows, as in torchvision.
+        If no attempt fits into the image, it is the largest box in the middle with a shape that
+        `ratio` allows, as in torchvision.
         """
+        # In float64, so that a CPU and a GPU round to the same integers.
         attempts = draws[..., : 2 * _ATTEMPTS].double()
         shares, shapes = attempts[..., ::2], attempts[..., 1::2]  # (..., attempts)
-        areas = (self.area[0] + (self.area[1] - self.area[0]) * shares) * (height * width)[
-            ..., None
-        ]
+        shares = self.area[0] + (self.area[1] - self.area[0]) * shares
+        areas = shares * (height * width)[..., None]
         ratios = (math.log(self.ratio[0]) + math.log(self.ratio[1] / self.ratio[0]) * shapes).exp()
-        heights, widths = (
-            (areas / ratios).sqrt().round().long(),
-            (areas * ratios).sqrt().round().long(),
-        )
-        fits = (
-            (heights >= 1)
-            & (heights <= height[..., None])
-            & (widths >= 1)
-            & (widths <= width[..., None])
-        )
-        first = fits.to(torch.uint8).argmax(dim=-1, keepdim=True)  # of equals the first
+        heights = (areas / ratios).sqrt().round().long()
+        widths = (areas * ratios).sqrt().round().long()
+        fits = (heights >= 1) & (heights <= height[..., None])
+        fits &= (widths >= 1) & (widths <= width[..., None])
+        # Of equal values argmax gives the first, here the first attempt that fits.
+        first = fits.to(torch.uint8).argmax(dim=-1, keepdim=True)
         middle_height = height.minimum((width.double() / self.ratio[0]).round().long().clamp(min=1))
         middle_width = width.minimum((height.double() * self.ratio[1]).round().long().clamp(min=1))
         any_fits = fits.any(dim=-1)
@@ -187,21 +217,26 @@ class RandomResizedCrop:
 
 
 def warp(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Images at (B, H, W) points, bilinear; pixel (i, j) covers x from j to j + 1 and y from i to i + 1.
+    """Images at (B, H, W) points, bilinear; pixel (i, j) covers x from j to j + 1 and y from i to i
+    + 1.
 
     Points outside get the nearest pixel; uint8 is rounded.
     """
     height, width = images.shape[2:]
     exact = images.to(torch.promote_types(images.dtype, torch.float32))
-    grid = torch.stack([x * (2 / width) - 1, y * (2 / height) - 1], dim=-1).to(
-        exact.dtype
-    )  # (B, H, W, 2)
+    # grid_sample counts both axes from −1 to 1.
+    grid = torch.stack([x * (2 / width) - 1, y * (2 / height) - 1], dim=-1)  # (B, H, W, 2)
+    grid = grid.to(exact.dtype)
     warped = grid_sample(exact, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return (warped if images.is_floating_point() else warped.round()).to(images.dtype)
+    if not images.is_floating_point():
+        warped = warped.round()
+    return warped.to(images.dtype)
 
 
 def _reflect(places: Tensor, length: int) -> Tensor:
-    """Places on an endless line, folded into [0, length) at its ends, which are not repeated."""
+    """Places on an endless line, mirrored into [0, length); the pixels at the ends are not
+    repeated.
+    """
     period = max(2 * (length - 1), 1)
     folded = places % period
     return folded.minimum(period - folded)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearsay.transforms.draws import transform_alone, whole
 from nearsay.transforms.geometry import warp
-from nearsay.validation import check_number, check_whole
+from nearsay.transforms.views import transform_alone, whole
+from nearsay.validation import check_number, check_that, check_whole
 
 OPERATIONS = (
     "identity",
@@ -27,11 +27,14 @@ OPERATIONS = (
     "translate x",
     "translate y",
 )
-_FILL = 128  # where a warped image shows what was never photographed
+# The gray of pixels that come from outside the image.
+_FILL = 128
 
 
 class _Affine(NamedTuple):
-    """Where the output takes its pixels from: matrix · point + shift, in pixels from the middle of the image."""
+    """Where the output takes its pixels from: matrix · point + shift, in pixels from the middle of
+    the image.
+    """
 
     matrix: Tensor  # (B, 2, 2), x before y
     shift: Tensor  # (B, 2)
@@ -39,12 +42,22 @@ class _Affine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RandAugment:
-    """Apply `num_ops` operations drawn from `OPERATIONS` to each image (Cubuk et al., 2020); uint8 in and out.
+    """Apply a few random operations to each image (Cubuk et al., 2020); uint8 in and out.
 
-    The strength of each is uniform between nothing and `magnitude`, of which 10 is the most: rotate 30°, shear 0.3,
-    translate 0.3 of the side, enhance by 1 ± 0.9, posterize to 4 bits, solarize everything; signs are fair. (The
-    original fixes the strength; drawing it is what FixMatch does.) Colors follow Pillow to a unit in 255. The moves of
-    an image become one bilinear warp about its middle, after all changes of color; uncovered pixels are gray.
+    The operations are those of `OPERATIONS`. The strength of each is uniform between nothing and
+    `magnitude`, with a random sign, as in FixMatch; the original fixes the strength. Colors agree
+    with Pillow to a unit in 255. The moves of an image become one bilinear warp about its middle,
+    after all color changes; uncovered pixels are gray.
+
+    Args:
+        num_ops: How many operations each image gets.
+        magnitude: From 0 to 10. At 10 they are: rotate by 30°, shear by 0.3, translate by 0.3 of
+            the side, enhance by 1 ± 0.9, posterize to 4 bits, solarize everything.
+
+    >>> import torch
+    >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    >>> RandAugment(num_ops=2)(images, torch.arange(2), seed=0, epoch=1).shape
+    torch.Size([2, 3, 8, 8])
     """
 
     num_ops: int = 2
@@ -62,10 +75,9 @@ class RandAugment:
 
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """uint8 images of the same size."""
-        if images.dtype != torch.uint8:
-            raise ValueError(
-                f"images of {images.dtype} must be torch.uint8; put RandAugment before Normalize"
-            )
+        is_bytes = images.dtype == torch.uint8
+        hint = "Put RandAugment before Normalize."
+        check_that(is_bytes, "images", "torch.uint8", images.dtype, hint=hint)
         height, width = images.shape[2:]
         move = _stay(draws)
         for layer in range(self.num_ops):
@@ -82,24 +94,26 @@ def _is(operation: Tensor, name: str) -> Tensor:
 
 
 def _tone(images: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
-    """Autocontrast, equalize, solarize and posterize: each is a table from old to new values for each channel."""
+    """Autocontrast, equalize, solarize and posterize: each is a table from old to new values for
+    each channel.
+    """
     levels = torch.arange(256, device=images.device)
     values = images.flatten(2).long()  # (B, 3, pixels)
-    counts = values.new_zeros(*values.shape[:2], 256).scatter_add_(
-        2, values, values.new_ones(()).expand_as(values)
-    )
+    # A histogram of each channel of each image.
+    ones = values.new_ones(()).expand_as(values)
+    counts = values.new_zeros(*values.shape[:2], 256).scatter_add_(2, values, ones)  # (B, 3, 256)
     operation, strength = operation[:, None, None], strength[:, None, None]
     low, high = values.amin(dim=2, keepdim=True), values.amax(dim=2, keepdim=True)  # (B, 3, 1)
     contrasted = ((levels - low) * 255 // (high - low).clamp(min=1)).clamp(0, 255)
     contrasted = torch.where(high > low, contrasted, levels)
     below = counts.cumsum(dim=2) - counts
-    step = below.gather(2, high) // 255  # all but those of the highest value, spread over the range
-    equalized = torch.where(step > 0, (step // 2 + below) // step.clamp(min=1), levels).clamp(
-        0, 255
-    )
+    # As in Pillow: all pixels but those of the highest value, spread over the range.
+    step = below.gather(2, high) // 255
+    equalized = torch.where(step > 0, (step // 2 + below) // step.clamp(min=1), levels)
+    equalized = equalized.clamp(0, 255)
     solarized = torch.where(levels < 256 * (1 - strength), levels, 255 - levels)
-    dropped = (4 * strength).round().long()  # bits
-    posterized = (levels >> dropped) << dropped
+    dropped_bits = (4 * strength).round().long()
+    posterized = (levels >> dropped_bits) << dropped_bits
     table = levels.expand_as(counts)
     for name, other in (
         ("autocontrast", contrasted),
@@ -112,25 +126,24 @@ def _tone(images: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
 
 
 def _enhance(images: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
-    """Brightness, contrast, color and sharpness: blends with black, mean gray, grays and a smoothed image."""
+    """Brightness, contrast, color and sharpness: blends with black, mean gray, grays and a smoothed
+    image.
+    """
     operation, strength = operation[:, None, None, None], strength[:, None, None, None]
     colors = images.float()
     grays = _gray(images)  # (B, 1, H, W)
     num_pixels = images.shape[2] * images.shape[3]
-    mean = (2 * grays.sum(dim=(2, 3), keepdim=True) + num_pixels) // (
-        2 * num_pixels
-    )  # rounded, half up
+    # The mean gray, rounded half up in integers.
+    mean = (2 * grays.sum(dim=(2, 3), keepdim=True) + num_pixels) // (2 * num_pixels)
     other = _smoothed(colors)
     other = torch.where(_is(operation, "color"), grays, other)
     other = torch.where(_is(operation, "contrast"), mean, other)
     other = other.masked_fill(_is(operation, "brightness"), 0)
-    is_chosen = (operation >= OPERATIONS.index("brightness")) & (
-        operation <= OPERATIONS.index("sharpness")
-    )
+    first, last = OPERATIONS.index("brightness"), OPERATIONS.index("sharpness")
+    is_chosen = (operation >= first) & (operation <= last)
     factor = torch.where(is_chosen, 1 + 0.9 * strength, 1)
-    return (
-        (other + factor * (colors - other)).clamp(0, 255).to(torch.uint8)
-    )  # the fraction is dropped, as in Pillow
+    # The conversion drops the fraction, as Pillow does.
+    return (other + factor * (colors - other)).clamp(0, 255).to(torch.uint8)
 
 
 def _gray(images: Tensor) -> Tensor:
@@ -154,30 +167,26 @@ def _stay(draws: Tensor) -> _Affine:
 
 
 def _step(operation: Tensor, strength: Tensor, height: int, width: int) -> _Affine:
-    """Rotate, shear or translate; whatever else is drawn does not move."""
+    """Rotate, shear or translate; all other operations do not move pixels."""
 
     def if_drawn(name: str, amount: Tensor) -> Tensor:
         return amount.where(_is(operation, name), 0)
 
-    angle = if_drawn("rotate", strength).double() * math.radians(
-        30
-    )  # in float64 its sine is the same everywhere
+    # In float64, because the float32 sine differs between devices.
+    angle = if_drawn("rotate", strength).double() * math.radians(30)
     sine, cosine = angle.sin().float(), angle.cos().float()
     shear_x, shear_y = if_drawn("shear x", 0.3 * strength), if_drawn("shear y", 0.3 * strength)
     matrix = torch.stack([cosine, shear_x - sine, shear_y + sine, cosine], dim=1).view(-1, 2, 2)
-    right, down = (
-        if_drawn("translate x", 0.3 * width * strength),
-        if_drawn("translate y", 0.3 * height * strength),
-    )
+    right = if_drawn("translate x", 0.3 * width * strength)
+    down = if_drawn("translate y", 0.3 * height * strength)
     return _Affine(matrix, torch.stack([right, down], dim=1))
 
 
 def _followed_by(first: _Affine, second: _Affine) -> _Affine:
-    """What takes its pixels by `second` from what took its own by `first`."""
+    """Both moves as one."""
 
-    def times(
-        points: Tensor,
-    ) -> Tensor:  # (B, 2, n), by sums and products, since autocast makes matmul coarse
+    def times(points: Tensor) -> Tensor:
+        # (B, 2, n) by sums and products, because autocast would round a matrix product.
         return (first.matrix[:, :, :, None] * points[:, None, :, :]).sum(dim=2)
 
     return _Affine(times(second.matrix), times(second.shift[:, :, None])[:, :, 0] + first.shift)
@@ -185,10 +194,10 @@ def _followed_by(first: _Affine, second: _Affine) -> _Affine:
 
 def _moved(images: Tensor, move: _Affine) -> Tensor:
     height, width = images.shape[2:]
-    x = (torch.arange(width, device=images.device) + (0.5 - width / 2))[
-        None, None, :
-    ]  # from the middle
-    y = (torch.arange(height, device=images.device) + (0.5 - height / 2))[None, :, None]
+    # Centers of pixels, counted from the middle of the image.
+    columns = torch.arange(width, device=images.device) + (0.5 - width / 2)
+    rows = torch.arange(height, device=images.device) + (0.5 - height / 2)
+    x, y = columns[None, None, :], rows[None, :, None]
     entries, shift = move.matrix[..., None, None], move.shift[..., None, None]
     source_x = entries[:, 0, 0] * x + entries[:, 0, 1] * y + (shift[:, 0] + width / 2)  # (B, H, W)
     source_y = entries[:, 1, 0] * x + entries[:, 1, 1] * y + (shift[:, 1] + height / 2)
