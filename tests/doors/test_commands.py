@@ -241,9 +241,7 @@ def test_predictions_of_other_examples_are_not_judged(run, split, tmp_path):
         {"logits": seen["logits"][:, :3].contiguous()},
     ):
         save_file({**seen, **part}, path)
-        with pytest.raises(
-            RunError, match=rf"{split}\.safetensors (does not say which|has logits).*; remove it"
-        ):
+        with pytest.raises(RunError, match=rf"{split}\.safetensors"):
             evaluate.evaluate(copy, split=split)
 
 
