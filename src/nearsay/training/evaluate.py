@@ -148,11 +148,11 @@ def _held_out(folder: Path, experiment: Experiment, recorded: Labels) -> Labels 
 
 
 def _read_predictions(path: Path, labels: Labels) -> Predictions:
-    cure = "remove it, and it is computed again"
+    cure = "Remove it; it is computed again."
     try:
         predictions = load_predictions(path)
     except (SafetensorError, KeyError) as error:
-        raise RunError(f"{path} is damaged ({error}); {cure}", BAD_DATA) from error
+        raise RunError(f"{path} is damaged ({error}). {cure}", BAD_DATA) from error
     check_predictions(predictions, path, labels, cure=cure)
     return predictions
 
