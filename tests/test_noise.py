@@ -25,8 +25,8 @@ from nearsay.noise import (
     PairFlip,
     Recorded,
     Symmetric,
-    describe,
     fingerprint,
+    measure_noise,
     split_balanced,
 )
 
@@ -281,7 +281,7 @@ def test_symmetric_noise_redraws_exactly_the_rounded_share(redraw, num, rate, se
 def test_symmetric_noise_has_its_effective_rates():
     labels = labels_of(50_000)
     strict, redrawn = (Symmetric(rate=0.4, redraw=redraw)(labels) for redraw in (False, True))
-    assert describe(strict).effective_rate == 0.4
+    assert measure_noise(strict).effective_rate == 0.4
     num_wrong = int(
         (redrawn.given != labels.given).sum()
     )  # 20 000 draws that hit the own class once in ten
@@ -294,7 +294,7 @@ def test_symmetric_noise_has_its_effective_rates():
 
 def test_strict_symmetric_noise_is_uniform_over_the_other_classes():
     labels = labels_of(50_000)
-    matrix = describe(Symmetric(rate=0.5, redraw=False)(labels)).matrix
+    matrix = measure_noise(Symmetric(rate=0.5, redraw=False)(labels)).matrix
     off_diagonal = matrix[~torch.eye(10, dtype=torch.bool)]
     assert chisquare(off_diagonal).pvalue > SMALLEST_P
     assert (
@@ -330,12 +330,13 @@ def test_asymmetric_noise_maps_exactly_the_share_of_each_class(rate):
         num_moved = round(rate * sizes[source])
         expected[source, target] += num_moved
         expected[source, source] -= num_moved
-    assert_close(describe(Asymmetric(rate=rate, mapping="cifar10")(labels)).matrix, expected)
+    assert_close(measure_noise(Asymmetric(rate=rate, mapping="cifar10")(labels)).matrix, expected)
 
 
 def test_asymmetric_cifar10_noise_of_forty_percent_makes_a_fifth_wrong():
     assert (
-        describe(Asymmetric(rate=0.4, mapping="cifar10")(labels_of(50_000))).effective_rate == 0.2
+        measure_noise(Asymmetric(rate=0.4, mapping="cifar10")(labels_of(50_000))).effective_rate
+        == 0.2
     )
 
 
@@ -363,8 +364,8 @@ def test_mappings_may_be_pairs_of_names_or_numbers():
     by_number = Asymmetric(rate=0.3, mapping=((3, 8), (8, 6)))
     assert by_name.mapping == (("cat", "ship"), ("ship", "frog"))
     assert isinstance(hash(by_name), int)
-    matrix = describe(by_name(labels)).matrix
-    assert_close(matrix, describe(by_number(labels)).matrix)
+    matrix = measure_noise(by_name(labels)).matrix
+    assert_close(matrix, measure_noise(by_number(labels)).matrix)
     assert (matrix[3, 8], matrix[8, 6]) == (30, 30)
     assert_close(by_name(labels).given, by_number(labels).given)
     assert_close(Asymmetric(rate=1.0, mapping=())(labels).given, labels.given)
@@ -375,7 +376,7 @@ def test_pair_flips_go_to_the_next_class():
     expected = 55 * torch.eye(10, dtype=torch.int64) + 45 * torch.eye(10, dtype=torch.int64).roll(
         1, dims=1
     )
-    assert_close(describe(PairFlip(rate=0.45)(labels)).matrix, expected)
+    assert_close(measure_noise(PairFlip(rate=0.45)(labels)).matrix, expected)
     assert_close(
         PairFlip(rate=0.45)(labels).given, Asymmetric(rate=0.45, mapping="next")(labels).given
     )
@@ -409,7 +410,7 @@ def test_superclass_noise_is_cyclic_in_the_order_of_the_alphabet():
 def test_in_place_noise_turns_cats_back_and_makes_eighteen_percent():
     labels = labels_of(50_000)
     matrices = torch.stack(
-        [describe(AsymmetricInPlace(rate=0.4, seed=seed)(labels)).matrix for seed in range(10)]
+        [measure_noise(AsymmetricInPlace(rate=0.4, seed=seed)(labels)).matrix for seed in range(10)]
     )
     rates = 1 - matrices.diagonal(dim1=1, dim2=2).sum(dim=1) / 50_000
     # of 5 000 cats 2 000 become dogs; 2 800 of then 7 000 dogs become cats, among them 800 that
@@ -420,14 +421,14 @@ def test_in_place_noise_turns_cats_back_and_makes_eighteen_percent():
     assert (abs(rates - 0.184) < 0.003).all()
     assert (matrices[:, 3, 5] + matrices[:, 5, 5] == 4200).all()  # dogs in the end, exactly
     assert abs(matrices[:, 3, 5].double().mean() - 1200) < 20
-    expected = describe(Asymmetric(rate=0.4, mapping="cifar10")(labels)).matrix
+    expected = measure_noise(Asymmetric(rate=0.4, mapping="cifar10")(labels)).matrix
     others = [number for number in range(10) if number not in (3, 5)]
     assert all(torch.equal(matrix[others], expected[others]) for matrix in matrices)
 
 
 def test_matrix_noise_follows_its_rows():
     labels = labels_of(40_000, "abcd")
-    matrix = describe(Matrix(matrix=ROWS)(labels)).matrix
+    matrix = measure_noise(Matrix(matrix=ROWS)(labels)).matrix
     for row, expected in zip(matrix, torch.tensor(ROWS, dtype=torch.float64), strict=True):
         assert (row[expected == 0] == 0).all()
         possible = expected > 0
@@ -523,7 +524,9 @@ def test_instance_noise_has_the_probabilities_of_the_paper(rate, deviation, seed
 def test_instance_noise_has_its_rate_on_average():
     labels = labels_of(20_000)
     for rate in (0.2, 0.4):
-        effective = describe(InstanceDependent(rate=rate)(labels, inputs_of(20_000))).effective_rate
+        effective = measure_noise(
+            InstanceDependent(rate=rate)(labels, inputs_of(20_000))
+        ).effective_rate
         assert abs(effective - rate) < 4 * math.sqrt(rate * (1 - rate) / 20_000)
 
 
@@ -614,7 +617,7 @@ def test_open_set_noise_marks_exactly_its_share_and_keeps_given():
     outside = noisy.clean == -1
     assert outside.sum() == round(0.3 * 1001)
     assert_close(noisy.clean[~outside], labels.given[~outside])
-    realized = describe(noisy)
+    realized = measure_noise(noisy)
     assert (realized.num_open_set, realized.effective_rate, realized.matrix.sum()) == (
         300,
         300 / 1001,
@@ -705,7 +708,7 @@ def test_describe_counts_a_true_class_outside_the_vocabulary_as_a_wrong_label():
         torch.tensor([0, 0, 1, 1, -1, -1, -1]),
         ("a", "b", "c"),
     )
-    realized = describe(labels)
+    realized = measure_noise(labels)
     assert realized.matrix.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
     assert realized.effective_rate == 3 / 5
     assert realized.effective_rate == metrics.noise_rate(labels)
@@ -714,7 +717,7 @@ def test_describe_counts_a_true_class_outside_the_vocabulary_as_a_wrong_label():
 
 
 def test_describe_without_clean_labels_claims_nothing():
-    realized = describe(labels_of(20))
+    realized = measure_noise(labels_of(20))
     assert realized.effective_rate is None
     assert realized.num_open_set == 0
     assert realized.matrix.sum() == 0

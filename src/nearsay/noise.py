@@ -29,13 +29,13 @@ __all__ = [
     "AsymmetricInPlace",
     "InstanceDependent",
     "Matrix",
+    "MeasuredNoise",
     "OpenSet",
     "PairFlip",
-    "Realized",
     "Recorded",
     "Symmetric",
-    "describe",
     "fingerprint",
+    "measure_noise",
     "split_balanced",
 ]
 
@@ -389,7 +389,7 @@ class Recorded:
         return Labels(self.given.to(labels.given.device), clean, labels.classes)
 
 
-class Realized(NamedTuple):
+class MeasuredNoise(NamedTuple):
     """What noise did to labels, as counted and not as requested.
 
     Attributes:
@@ -405,7 +405,7 @@ class Realized(NamedTuple):
     fingerprint: str
 
 
-def describe(labels: Labels) -> Realized:
+def measure_noise(labels: Labels) -> MeasuredNoise:
     """Count the wrong labels, as far as the clean ones are known.
 
     >>> import torch
@@ -422,7 +422,7 @@ def describe(labels: Labels) -> Realized:
     num_open_set = 0 if labels.clean is None else int(((given >= 0) & (clean < 0)).sum())
     num_known = len(cells) + num_open_set
     rate = (num_known - int(matrix.trace())) / num_known if num_known else None
-    return Realized(rate, num_open_set, matrix, fingerprint(labels))
+    return MeasuredNoise(rate, num_open_set, matrix, fingerprint(labels))
 
 
 def fingerprint(labels: Labels) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.server import COUNTER, Hold
-from nearsay.training.checkpoints import Run
+from nearsay.training.checkpoints import LockedRun
 
 TESTS = Path(__file__).parents[1]
 # Seconds until a process counts as hung, also on a machine with many times as many processes as
@@ -204,7 +204,7 @@ def read_counter(path: Path) -> tuple[int, int]:
 
 def last_checkpoint(folder: Path) -> int:
     """The step that the run would go on from."""
-    found = Run(folder).load()
+    found = LockedRun(folder).load()
     return 0 if found is None else found.step
 
 
@@ -216,7 +216,7 @@ def content(folder: Path) -> dict[str, bytes]:
     ]
     paths += sorted((folder / "predictions").iterdir())
     found = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-    newest = Run(folder).checkpoints()[0]
+    newest = LockedRun(folder).checkpoints()[0]
     return {**found, f"{newest.name}/tensors": (newest / "tensors.safetensors").read_bytes()}
 
 

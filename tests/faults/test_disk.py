@@ -61,7 +61,7 @@ def test_a_full_disk_ends_a_run_that_then_goes_on(
 def test_a_log_that_cannot_be_written_ends_a_run_that_then_goes_on(
     whole, tmp_path, monkeypatch, capsys
 ):
-    write, entries = runs.Run.append_log, []
+    write, entries = runs.LockedRun.append_log, []
 
     def limited(self, entry):
         entries.append(entry)
@@ -72,7 +72,7 @@ def test_a_log_that_cannot_be_written_ends_a_run_that_then_goes_on(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, entry)
 
-    monkeypatch.setattr(runs.Run, "append_log", limited)
+    monkeypatch.setattr(runs.LockedRun, "append_log", limited)
     assert main(command(tmp_path / "run")) == 74
     assert "log.jsonl" in capsys.readouterr().err
     monkeypatch.undo()
@@ -99,7 +99,7 @@ def disk_of(num_bytes, folder):
 
 @pytest.mark.slow
 def test_disks_of_all_sizes_lose_nothing_when_they_are_full(server, whole, tmp_path):
-    newest = runs.Run(whole("ncr")).checkpoints()[0]
+    newest = runs.LockedRun(whole("ncr")).checkpoints()[0]
     one = sum(path.stat().st_size for path in newest.iterdir())
     codes = Counter()
     for tenths in range(10, 35):

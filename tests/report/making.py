@@ -14,7 +14,7 @@ from nearsay.data import images
 from nearsay.errors import ImageError
 from nearsay.label_issues import audit
 from nearsay.metrics import confidence
-from nearsay.noise import describe
+from nearsay.noise import measure_noise
 from nearsay.report import audit_page
 from nearsay.report.findings import Findings
 from nearsay.report.runs import Comparison, FinishedRun, group_runs
@@ -165,7 +165,7 @@ def make_findings(classes, *, inputs=None, knows_truth=True, words=(), **changes
         result={"seconds": 12.5, "hardware": "a small CPU", "seed": 0, "finished": True},
         labels=labels,
         trust=trust,
-        noise=describe(labels),
+        noise=measure_noise(labels),
     )
     unreadable = changes.get("unreadable", {})
     reviews = {f"{recall:g}": result.review_for(recall) for recall in (0.8, 0.9, 0.95)}

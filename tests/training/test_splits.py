@@ -14,7 +14,7 @@ from nearsay.data import Folder, Toy
 from nearsay.errors import NoSplit
 from nearsay.experiment import Experiment
 from nearsay.models import MLP
-from nearsay.noise import OpenSet, Recorded, Symmetric, describe
+from nearsay.noise import OpenSet, Recorded, Symmetric, measure_noise
 from nearsay.training import splits
 from nearsay.training.splits import make_order, open_splits, select
 
@@ -113,7 +113,7 @@ def test_held_out_labels_are_as_noisy_as_is_wished_and_the_test_is_clean(wish):
     assert (wrong > 10) if wish == "given" else (wrong == 0)
     assert validation.truth.equal(getattr(found.labels, wish)[found.held_out])
     assert test.truth.equal(torch.arange(30) % 3)
-    assert describe(found.labels).effective_rate == 0.6
+    assert measure_noise(found.labels).effective_rate == 0.6
 
 
 def test_the_truth_of_a_test_set_counts_wherever_it_is_known():

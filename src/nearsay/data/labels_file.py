@@ -18,7 +18,7 @@ from torch import Tensor
 from nearsay.batch import Files, Labels
 from nearsay.data.loader import Inputs
 from nearsay.errors import one_line
-from nearsay.noise import describe, fingerprint
+from nearsay.noise import fingerprint, measure_noise
 
 _RELABELED_HINT = "Use a file made by nearsay clean or nearsay propagate."
 
@@ -27,7 +27,7 @@ def pack_labels(
     labels: Labels, inputs: Inputs, *, train: Tensor, held_out: Tensor, requested_rate: float | None
 ) -> bytes:
     """The content of `labels.npz`; `train` and `held_out` are numbers of examples."""
-    realized = describe(labels)
+    realized = measure_noise(labels)
     # NaN stands for an unknown rate.
     rates = [requested_rate, realized.effective_rate]
     requested, effective = [np.nan if rate is None else rate for rate in rates]

@@ -19,7 +19,7 @@ from nearsay import config
 from nearsay.batch import Labels, Predictions
 from nearsay.files import load_sealed
 from nearsay.metrics import aligned, confidence
-from nearsay.noise import Realized, describe, fingerprint
+from nearsay.noise import MeasuredNoise, fingerprint, measure_noise
 from nearsay.training.progress import counted, plain
 
 CURE = "Train the run again, or leave it out."
@@ -44,7 +44,7 @@ class FinishedRun:
     result: dict[str, Any]
     labels: Labels  # of the n examples that were trained on
     trust: Tensor  # (n,) confidence in the given label, NaN where there is no label
-    noise: Realized
+    noise: MeasuredNoise
     num_held_out: int = 0  # training examples kept for validation
     label_hash: str = ""  # the fingerprint of all labels, with those of held-out examples
 
@@ -301,7 +301,7 @@ def read_run(path: Path) -> FinishedRun:
         result=result,
         labels=labels,
         trust=trust,
-        noise=describe(labels),
+        noise=measure_noise(labels),
         num_held_out=num_held_out,
         label_hash=label_hash,
     )

@@ -28,7 +28,7 @@ from nearsay.errors import (
     explain,
 )
 from nearsay.sweep.planning import Planned
-from nearsay.training.checkpoints import Run
+from nearsay.training.checkpoints import LockedRun
 from nearsay.training.loop import train
 from nearsay.training.progress import Display
 from nearsay.training.run_folder import check_relabeled, check_same, is_whole, read_result
@@ -153,7 +153,7 @@ def _run(planned: Planned, folder: Path, display: Display | None) -> Outcome:
 def _finished(planned: Planned, folder: Path) -> Outcome | None:
     """The outcome of a run that needs nothing more, None if it does."""
     target = folder / planned.name
-    result, run = read_result(target), Run(target)
+    result, run = read_result(target), LockedRun(target)
     if result is None:
         return None
     try:

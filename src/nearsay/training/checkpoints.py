@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class LockedRun:
     """A run folder that this process has locked for writing; made by `open_run`."""
 
     path: Path
@@ -194,7 +194,7 @@ class Run:
 
 
 @contextmanager
-def open_run(path: Path, *, cure: str = "choose another folder with --out") -> Iterator[Run]:
+def open_run(path: Path, *, cure: str = "choose another folder with --out") -> Iterator[LockedRun]:
     """Make the folder if needed, test that it is writable, and lock it; RunError with the cure.
 
     Folders that were made here are removed again if an error comes before a run is in them.
@@ -219,7 +219,7 @@ def open_run(path: Path, *, cure: str = "choose another folder with --out") -> I
         _take(lock, path, cure)
         try:
             _remove_leftovers(path)
-            yield Run(path)
+            yield LockedRun(path)
         except BaseException:
             # What cannot be removed does no harm.
             with suppress(OSError):

@@ -29,8 +29,8 @@ from nearsay.data.loader import Lost, Rows
 from nearsay.errors import BAD_DATA, BadImage, NotFinite, RunError, Stopped
 from nearsay.experiment import Experiment
 from nearsay.files import pack_sealed
-from nearsay.noise import describe
-from nearsay.training.checkpoints import Run, open_run, write_whole
+from nearsay.noise import measure_noise
+from nearsay.training.checkpoints import LockedRun, open_run, write_whole
 from nearsay.training.metrics import measure_splits, measure_train, summarize_accuracy
 from nearsay.training.predict import Pass, pack_networks, propagate_in_run
 from nearsay.training.progress import Display, Progress, Silent
@@ -112,7 +112,7 @@ class _Training:
         self,
         experiment: Experiment,
         folder: Path,
-        run: Run | None,
+        run: LockedRun | None,
         device: torch.device,
         display: Display,
     ) -> None:
@@ -283,7 +283,7 @@ class _Training:
 
     def _facts(self, start: int) -> dict[str, Any]:
         """What the display shows before the first step."""
-        realized = describe(self.splits.labels)
+        realized = measure_noise(self.splits.labels)
         parameters = self.step.learners[0].network.parameters()
         return {
             "device": str(self.device),
@@ -492,7 +492,7 @@ class _Training:
         accuracy = {}
         for split in splits.judged:
             accuracy[split.name] = summarize_accuracy(entries, f"{split.name}_accuracy")
-        realized = describe(splits.labels)
+        realized = measure_noise(splits.labels)
         return {
             "accuracy": accuracy,
             "labels": {

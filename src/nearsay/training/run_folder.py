@@ -29,7 +29,7 @@ from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError
 from nearsay.experiment import Experiment
 from nearsay.files import load_sealed
 from nearsay.noise import fingerprint
-from nearsay.training.checkpoints import Run, write_whole
+from nearsay.training.checkpoints import LockedRun, write_whole
 from nearsay.training.splits import Splits
 
 MADE_ANEW = "Remove it and start the run again, which makes it anew from the last checkpoint."
@@ -170,7 +170,7 @@ def is_whole(folder: Path) -> bool:
     return all((folder / name).is_file() for name in _NEEDED_FILES)
 
 
-def check_same(run: Run, experiment: Experiment) -> None:
+def check_same(run: LockedRun, experiment: Experiment) -> None:
     """Refuse a folder that holds another experiment, or something else than a run.
 
     A field that only later versions have is no difference if it is off.
@@ -197,7 +197,7 @@ def check_same(run: Run, experiment: Experiment) -> None:
         )
 
 
-def check_relabeled(run: Run, experiment: Experiment) -> None:
+def check_relabeled(run: LockedRun, experiment: Experiment) -> None:
     """Refuse a finished run if the file of `relabeled` holds other labels now.
 
     After another `nearsay clean` its result could be taken for that of the new labels.
@@ -219,7 +219,7 @@ def check_relabeled(run: Run, experiment: Experiment) -> None:
 
 
 def claim(
-    run: Run, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None
+    run: LockedRun, experiment: Experiment, splits: Splits, origin: Mapping[str, Any] | None
 ) -> list[str]:
     """Write the experiment and its labels, or check that the labels are still the same.
 
