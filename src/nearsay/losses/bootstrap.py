@@ -10,7 +10,7 @@ from nearsay import distributed
 from nearsay.batch import Batch, Loss, Outputs, check_outputs
 from nearsay.losses.base import real_rows, upcast
 from nearsay.losses.cross_entropy import cross_entropy
-from nearsay.validation import check_number, check_tensors
+from nearsay.validation import check_choice, check_number, check_tensors
 
 Kind = Literal["soft", "hard"]
 
@@ -110,6 +110,5 @@ class Bootstrap:
 
 def _check(alpha: float, kind: str, temperature: float) -> None:
     check_number("alpha", alpha, 0, 1)
-    if kind not in get_args(Kind):
-        raise ValueError(f'kind must be "soft" or "hard", got {kind!r}.')
+    check_choice("kind", kind, get_args(Kind))
     check_number("temperature", temperature, 0.01, 100)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearsay.batch import PADDING, Outputs, check_indices, first_rows
-from nearsay.validation import can_look, check_whole
+from nearsay.validation import can_look, check_choice, check_whole
 
 Kind = Literal["queue", "examples"]
 
@@ -35,8 +35,7 @@ class Bank:
     size: int = 4096
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f'kind must be "queue" or "examples", got {self.kind!r}.')
+        check_choice("kind", self.kind, get_args(Kind))
         check_whole("size", self.size, 1)
 
     def init_state(

@@ -33,7 +33,14 @@ from nearsay.losses.neighbor_agreement import (
     outlying_rows,
 )
 from nearsay.neighbors import Identity, autocast_off, cosines, forbidden, normalize
-from nearsay.validation import can_look, check_number, check_tensors, check_together, check_whole
+from nearsay.validation import (
+    can_look,
+    check_choice,
+    check_number,
+    check_tensors,
+    check_together,
+    check_whole,
+)
 
 Variant = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
@@ -95,14 +102,13 @@ def ncr(
     >>> ncr(logits, features, k=1, reduction="none") > 0.1
     tensor([False, False,  True,  True])
     """
+    check_choice("reduction", reduction, get_args(Reduction))
     choices = Choices(k if k is None else check_whole("k", k, 1), temperature, variant)
     rows, _ = _rows(logits, features, indices, _as_pool(pool), partners, choices, implementation)
     if reduction == "none":
         return rows
     if reduction == "sum":
         return rows.sum()
-    if reduction != "mean":
-        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}.')
     if indices is None:
         return rows.sum() / max(1, len(rows))
     return rows.sum() / (indices != PADDING).sum().clamp(min=1)
@@ -327,10 +333,7 @@ def _rows(
     """(B,) losses, 0 for padding, and (B,) bool: real rows without neighbors."""
     _check_choices(choices)
     _check_rows(logits, features, indices, pool, partners)
-    if implementation not in get_args(Implementation):
-        raise ValueError(
-            f'implementation must be "auto", "plain" or "fast", got {implementation!r}.'
-        )
+    check_choice("implementation", implementation, get_args(Implementation))
     num_others = len(logits) - 1 + (0 if pool is None else len(pool.logits))
     if choices.k is not None and choices.k > num_others:
         if num_others > 0 and not torch.compiler.is_compiling():
@@ -437,8 +440,7 @@ def _check_choices(choices: Choices) -> None:
     if k is not None:
         check_whole("k", k, 1, cure=", or None for all")
     check_number("temperature", temperature, 1e-2, 1e2)
-    if variant not in get_args(Variant):
-        raise ValueError(f'variant must be "paper" or "released", got {variant!r}.')
+    check_choice("variant", variant, get_args(Variant))
 
 
 def _check_rows(
