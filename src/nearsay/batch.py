@@ -23,6 +23,10 @@ class Outputs(NamedTuple):
     Attributes:
         features: (B, D) floating point, the inputs of the classifier.
         logits: (B, C) floating point.
+
+    >>> import torch
+    >>> Outputs(features=torch.zeros(2, 8), logits=torch.zeros(2, 3)).logits.shape
+    torch.Size([2, 3])
     """
 
     features: Tensor
@@ -50,6 +54,11 @@ class Predictions(NamedTuple):
         features: (N, D) floating point.
         logits: (N, C) floating point.
         indices: (N,) int64, which example each row is.
+
+    >>> import torch
+    >>> seen = Predictions(torch.zeros(2, 8), torch.eye(2), indices=torch.tensor([5, 3]))
+    >>> seen.logits.argmax(dim=1)
+    tensor([0, 1])
     """
 
     features: Tensor
@@ -179,6 +188,10 @@ class Loss(NamedTuple):
         total: () the loss. Under several processes it is scaled so that its mean over processes is
             the loss of the global batch, because gradients are averaged.
         terms: Detached () tensors by name, for the log.
+
+    >>> import torch
+    >>> Loss(torch.tensor(0.5), {"cross_entropy": torch.tensor(0.5)}).total
+    tensor(0.5000)
     """
 
     total: Tensor
@@ -226,7 +239,15 @@ class Batch:
 
 
 class Objective(Protocol):
-    """A method as a value: its fields are hyper-parameters, and calling it computes the loss."""
+    """A method as a value: its fields are hyper-parameters, and calling it computes the loss.
+
+    >>> import torch
+    >>> from nearsay import ELR
+    >>> objective: Objective = ELR(beta=0.9)
+    >>> state = objective.init_state(num_examples=4, num_classes=3, num_features=8)
+    >>> state["averages"].shape
+    torch.Size([5, 3])
+    """
 
     def init_state(
         self, num_examples: int, num_classes: int, num_features: int
@@ -267,6 +288,10 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
     Labels on a CPU are checked. On an accelerator, where a check would stall the device, any other
     value becomes a row of zeros too.
+
+    Args:
+        labels: (B,) class numbers; −1 is unlabeled.
+        num_classes: C.
 
     >>> import torch
     >>> one_hot(torch.tensor([1, -1]), num_classes=2)

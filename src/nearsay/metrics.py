@@ -122,6 +122,10 @@ def aligned(labels: Labels, predictions: Predictions) -> Labels:
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of labeled rows with the largest logit at the label; of equal ones the first counts.
 
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
+
     >>> import torch
     >>> accuracy(torch.tensor([[2.0, 1.0], [2.0, 1.0]]), torch.tensor([0, 1]))
     0.5
@@ -133,6 +137,11 @@ def top_k_accuracy(logits: Tensor, labels: Tensor, *, k: int = 5) -> float:
     """Share of labeled rows with the label among the k largest logits.
 
     Of equal logits, lower class numbers come first.
+
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
+        k: how many predictions count.
 
     >>> import torch
     >>> top_k_accuracy(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), k=2)
@@ -150,6 +159,10 @@ def top_k_accuracy(logits: Tensor, labels: Tensor, *, k: int = 5) -> float:
 def confusion(logits: Tensor, labels: Tensor) -> Tensor:
     """(C, C) int64 counts of labeled rows: the row is the label, the column the prediction.
 
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
+
     >>> import torch
     >>> confusion(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])).tolist()
     [[1, 0], [1, 1]]
@@ -164,6 +177,10 @@ def confusion(logits: Tensor, labels: Tensor) -> Tensor:
 def class_accuracy(logits: Tensor, labels: Tensor) -> ClassAccuracy:
     """Accuracy among the rows of each label, and its mean over classes.
 
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
+
     >>> import torch
     >>> class_accuracy(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])).mean
     0.75
@@ -175,6 +192,10 @@ def class_accuracy(logits: Tensor, labels: Tensor) -> ClassAccuracy:
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
     """(N,) probability of the given label, low if suspicious; NaN where unlabeled.
+
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
 
     >>> import torch
     >>> confidence(torch.zeros(2, 4), torch.tensor([0, -1])).tolist()
@@ -188,6 +209,10 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 
     It is from 0 to 1, low if suspicious.
 
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
+
     >>> import torch
     >>> margin(torch.zeros(1, 2), torch.tensor([0])).tolist()
     [0.5]
@@ -199,6 +224,10 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 def nll(logits: Tensor, labels: Tensor) -> float:
     """Mean negative log-likelihood of the labels (cross-entropy).
 
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
+
     >>> import torch
     >>> round(nll(torch.zeros(1, 2), torch.tensor([0])), 4)
     0.6931
@@ -209,6 +238,10 @@ def nll(logits: Tensor, labels: Tensor) -> float:
 
 def brier(logits: Tensor, labels: Tensor) -> float:
     """Mean squared distance of the probabilities from the one-hot label, from 0 to 2.
+
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
 
     >>> import torch
     >>> brier(torch.zeros(1, 2), torch.tensor([0]))
@@ -225,6 +258,12 @@ def calibration_error(
 
     Bins have equal widths and include their upper edge. Adaptive bins hold equal numbers of rows,
     but rows of equal probability stay together in the bin of the first of them.
+
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: (N,) class numbers; −1 is unlabeled and does not count.
+        bins: number of bins.
+        adaptive: True gives every bin the same number of rows, False the same width.
 
     >>> import torch
     >>> calibration_error(torch.zeros(2, 2), torch.tensor([0, 1]))
@@ -249,6 +288,10 @@ def calibration_error(
 def memorization(logits: Tensor, labels: Labels) -> Memorization:
     """What is predicted for rows with a wrong given label.
 
+    Args:
+        logits: (N, C) outputs of the network.
+        labels: the labels, of which the clean ones must be known.
+
     >>> import torch
     >>> labels = Labels(torch.tensor([0, 0]), torch.tensor([1, 1]), ("cat", "dog"))
     >>> memorization(torch.eye(2), labels)
@@ -266,6 +309,9 @@ def noise_rate(labels: Labels) -> float:
 
     A true class that is not among the classes makes the label wrong.
 
+    Args:
+        labels: the labels, of which the clean ones must be known.
+
     >>> import torch
     >>> noise_rate(Labels(torch.tensor([0, 0]), torch.tensor([0, 1]), ("cat", "dog")))
     0.5
@@ -278,6 +324,10 @@ def detection_auroc(scores: Tensor, is_wrong: Tensor) -> float:
 
     Scores are (N,), low if suspicious; rows with NaN are ignored. The result is exact, and NaN
     unless both kinds of labels occur.
+
+    Args:
+        scores: (N,) one score per label; low is suspicious. NaN does not count.
+        is_wrong: (N,) bool, whether the label is wrong.
 
     >>> import torch
     >>> detection_auroc(torch.tensor([0.1, 0.8, 0.9]), torch.tensor([True, False, False]))
@@ -296,6 +346,10 @@ def average_precision(scores: Tensor, is_wrong: Tensor) -> float:
 
     Scores are (N,), low if suspicious; rows with NaN are ignored. Labels with equal scores are
     reviewed together. NaN if no label is wrong.
+
+    Args:
+        scores: (N,) one score per label; low is suspicious. NaN does not count.
+        is_wrong: (N,) bool, whether the label is wrong.
 
     >>> import torch
     >>> average_precision(torch.tensor([0.1, 0.8, 0.9]), torch.tensor([False, True, False]))

@@ -397,6 +397,11 @@ class MeasuredNoise(NamedTuple):
         num_open_set: Number of labeled examples with a true class outside the vocabulary.
         matrix: (C, C) int64 counts of the other labeled examples; rows are clean, columns given.
         fingerprint: SHA-256 of the labels and the class names.
+
+    >>> import torch
+    >>> clean = torch.tensor([0, 1, 0])
+    >>> measure_noise(Labels(torch.tensor([0, 1, 1]), clean, ("cat", "dog"))).effective_rate
+    0.3333333333333333
     """
 
     effective_rate: float | None
@@ -410,7 +415,7 @@ def measure_noise(labels: Labels) -> MeasuredNoise:
 
     >>> import torch
     >>> labels = Labels(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), ("cat", "dog"))
-    >>> describe(labels).matrix
+    >>> measure_noise(labels).matrix
     tensor([[1, 1],
             [0, 1]])
     """
@@ -426,7 +431,12 @@ def measure_noise(labels: Labels) -> MeasuredNoise:
 
 
 def fingerprint(labels: Labels) -> str:
-    """SHA-256 of given labels, clean labels and class names; the same on every machine."""
+    """SHA-256 of given labels, clean labels and class names; the same on every machine.
+
+    >>> import torch
+    >>> fingerprint(Labels(torch.tensor([0, 1]), None, ("cat", "dog")))[:8]
+    '898ebda6'
+    """
     return _digest(labels.given, labels.clean, labels.classes)
 
 

@@ -15,7 +15,11 @@ _FIELDS = {
     "strictness": "agreement_power",
     "sure": "threshold",
 }
-_TERMS = {"strange": "relational"}  # of a loss, in a checkpoint and in the log
+_TERMS = {
+    "apart": "feature_distance",
+    "strange": "relational",
+    "sure": "confident",
+}  # of a loss, in a checkpoint and in the log
 _MODULES = {
     "augment": "transforms",
     "core": "batch",

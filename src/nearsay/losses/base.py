@@ -131,6 +131,10 @@ def real_rows(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
     The content of padding, even NaN, reaches neither a value nor a gradient. The row sums of the
     targets are the weights of the labels.
 
+    Args:
+        outputs: of the network.
+        batch: whose `indices` say which rows are padding.
+
     >>> import torch
     >>> from nearsay import Batch, Outputs, one_hot
     >>> logits = torch.tensor([[1.0, 2.0], [torch.nan, 0.0]])
@@ -149,6 +153,13 @@ def not_finite(rows: Tensor, is_real: Tensor) -> Tensor:
     """(B,) NaN for real rows with a value that is not finite, else 0.
 
     A table that leaves such a row out adds this to its loss, so that the loss shows it.
+
+    Args:
+        rows: (B, D) features or (B, C) probabilities.
+        is_real: (B,) bool, False for padding.
+
+    >>> not_finite(torch.tensor([[1.0], [torch.inf]]), torch.tensor([True, True]))
+    tensor([0., nan])
     """
     is_fine = rows.isfinite().all(dim=1) | ~is_real
     return torch.zeros_like(rows[:, 0]).masked_fill(~is_fine, torch.nan)

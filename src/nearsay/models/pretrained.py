@@ -121,6 +121,18 @@ def load_weights(module: nn.Module, path: str | Path, *, skip_head: bool = False
         module: The network.
         path: The file, such as the model.safetensors of a run.
         skip_head: True keeps the classifier `fc` of the network, for another set of classes.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from safetensors.torch import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "weights.safetensors")
+    ...     save_file({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, path)
+    ...     layer = nn.Linear(2, 1)
+    ...     load_weights(layer, path)
+    >>> layer.weight
+    Parameter containing:
+    tensor([[1., 1.]], requires_grad=True)
     """
     skip = ("fc",) if skip_head else ()
     _load(module, Path(path), skip=skip, cure="Use skip_head=True to leave the classifier out")
