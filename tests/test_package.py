@@ -22,7 +22,7 @@ def packed(root, out):
 
 def test_the_source_distribution_leaves_data_and_environments_of_the_user_out(tmp_path):
     clone = tmp_path / "clone"
-    for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE", "src/nearsay/__init__.py"):
+    for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE", "src/nearsay/_version.py"):
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, clone / name)
     before = packed(clone, tmp_path)
@@ -33,7 +33,7 @@ def test_the_source_distribution_leaves_data_and_environments_of_the_user_out(tm
     ):
         (clone / name).parent.mkdir(parents=True)
         (clone / name).write_text("of the user")
-    assert "src/nearsay/__init__.py" in before
+    assert "src/nearsay/_version.py" in before
     assert packed(clone, tmp_path) == before
 
 

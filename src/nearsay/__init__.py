@@ -13,7 +13,7 @@ The building blocks are in the submodules `data`, `losses`, `metrics`, `models`,
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from nearsay._version import __version__ as __version__
 
 __all__ = [
     "ELR",

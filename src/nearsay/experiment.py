@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from nearsay.batch import Dataset, Noise, Objective
 from nearsay.errors import NoDevice
-from nearsay.losses import NCR
+from nearsay.losses.ncr import NCR
 from nearsay.models.resnet import ResNet
 from nearsay.optim import SGD, AdamW, Cosine, Schedule
 from nearsay.transforms.color import PLUS_MINUS_ONE

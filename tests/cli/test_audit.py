@@ -27,7 +27,7 @@ def printed_command(out, words):
 
 
 def test_labels_are_audited_cleaned_and_learned_again(run, capsys, monkeypatch):
-    monkeypatch.setattr("nearsay.report.mapping.MOST_POINTS", 50)
+    monkeypatch.setattr("nearsay.report.audit_examples.MOST_POINTS", 50)
     assert cli.main(["audit", str(run), "--show", "3"]) == 0
     out = capsys.readouterr().out
     for name in ("audit.csv", "report.html"):
@@ -167,7 +167,7 @@ def test_after_the_images_were_moved_away_their_names_are_left_out_and_no_old_ma
     for words in (audit_words, [*clean_words, "--drop-below", "0.9"]):
         capsys.readouterr()
         assert cli.main(words) == 0
-        assert f"path={str(root)!r}" in capsys.readouterr().err
+        assert str(root) in capsys.readouterr().err
     assert not (run / "cleaned.csv").exists()
     (tmp_path / "elsewhere").rename(root)
     (root / "light/x.jpg").unlink()

@@ -348,8 +348,8 @@ def test_a_page_that_cannot_be_drawn_is_no_reason_not_to_audit(run, monkeypatch)
     found = audit_run(run, device="cpu")
     assert (found.page, (run / "audit.csv").is_file()) == (None, True)
     assert "result.json" in found.remark
-    monkeypatch.setitem(sys.modules, "nearsay.report.audited", None)
-    assert "nearsay.report.audited" in audit_run(run, device="cpu").remark
+    monkeypatch.setitem(sys.modules, "nearsay.report.audit_page", None)
+    assert "nearsay.report.audit_page" in audit_run(run, device="cpu").remark
 
 
 # Files

@@ -1,8 +1,7 @@
-"""A bit that flipped in the labels of a run is told by every command as what it is, and nothing is written."""
+"""Damage in the files of a run: every command names the file, and writes nothing."""
 
 import shutil
 import zipfile
-from importlib import import_module
 
 import pytest
 
@@ -48,63 +47,52 @@ def files_of(folder):
     }
 
 
-@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_bit_that_flipped_in_the_labels_is_told_before_anything_is_written(
-    audited, tmp_path, capsys, verb, part
+def test_a_flipped_bit_in_the_labels_is_named_before_anything_is_written(
+    audited, tmp_path, capsys, verb
 ):
-    run = shutil.copytree(audited, tmp_path / "run")
-    flip_bit(run / "labels.npz", part)
-    (run / "result.json").unlink()  # or there is nothing left to train
-    before = files_of(run)
-    words = [*WORDS, "--out", str(run), "--quiet"] if verb == "train" else [str(run)]
-    assert main([verb, *words]) == 65
-    told = capsys.readouterr().err
-    assert (
-        f"labels.npz cannot be read: Bad CRC-32 for file '{part}.npy'; start again in another folder"
-        in told
-    )
-    assert told.count("\n") == 1
-    assert files_of(run) == before
+    for part in PARTS if verb == "train" else ("given", "inputs"):
+        run = shutil.copytree(audited, tmp_path / part)
+        flip_bit(run / "labels.npz", part)
+        # Without it the run is not finished, and there is something to train.
+        (run / "result.json").unlink()
+        before = files_of(run)
+        words = [*WORDS, "--out", str(run), "--quiet"] if verb == "train" else [str(run)]
+        assert main([verb, *words]) == 65
+        message = capsys.readouterr().err
+        assert "labels.npz" in message
+        assert f"'{part}.npy'" in message
+        assert message.count("\n") == 1
+        assert files_of(run) == before
 
 
 def test_a_comparison_gives_no_advice_to_read_a_damaged_file_unsafely(audited, tmp_path, capsys):
     run = shutil.copytree(audited, tmp_path / "run")
     (run / "labels.npz").write_bytes(b"no labels at all")
     assert main(["compare", str(run)]) == 65
-    told = capsys.readouterr().err
-    assert (
-        told
-        == f"error: {run / 'labels.npz'} cannot be used (it is damaged); train the run again, or leave it out\n"
-    )
-
-
-WORK = {  # where each verb reads the labels
-    "audit": "label_issues.run_audit",
-    "clean": "label_issues.cleaning",
-    "evaluate": "training.evaluate",
-    "propagate": "training.predict",
-}
+    message = capsys.readouterr().err
+    assert str(run / "labels.npz") in message
+    assert "pickle" not in message
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half", b"no labels at all"])
-@pytest.mark.parametrize("verb", WORK)
+@pytest.mark.parametrize("verb", ["audit", "clean", "evaluate", "propagate"])
 def test_labels_that_are_damaged_while_a_command_runs_are_told_too(
     audited, tmp_path, monkeypatch, capsys, verb, content
 ):
     run = shutil.copytree(audited, tmp_path / "run")
-    module = import_module(f"nearsay.{WORK[verb]}")
+    unpack = run_folder.unpack_labels
 
-    def read_labels(folder):
-        labels = run_folder.read_labels(folder)
+    def unpack_and_damage(before):
+        labels = unpack(before)
         (run / "labels.npz").write_bytes(content)
         return labels
 
-    monkeypatch.setattr(module, "read_labels", read_labels)
+    monkeypatch.setattr(run_folder, "unpack_labels", unpack_and_damage)
     assert main([verb, str(run)]) == 65
-    told = capsys.readouterr().err
-    assert "labels.npz" in told
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "labels.npz" in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -126,18 +114,9 @@ def test_a_bit_that_flipped_in_what_a_run_has_learned_is_told(
     content[-100] ^= 1
     (run / f"{name}.safetensors").write_bytes(content)
     before = files_of(run)
-    assert (
-        main(
-            [
-                verb,
-                str(run),
-                *(["--html", str(tmp_path / "page.html")] if verb == "compare" else []),
-            ]
-        )
-        == 65
-    )
-    told = capsys.readouterr().err
-    assert f"{name}.safetensors" in told
-    assert "(it is damaged in " in told
-    assert told.count("\n") == 1
+    page = ["--html", str(tmp_path / "page.html")] if verb == "compare" else []
+    assert main([verb, str(run), *page]) == 65
+    message = capsys.readouterr().err
+    assert f"{name}.safetensors" in message
+    assert message.count("\n") == 1
     assert files_of(run) == before

@@ -274,11 +274,12 @@ def test_the_first_examples_are_named_even_if_nothing_was_read(photos, monkeypat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_worker_that_has_only_begun_is_ignored_too(photos, monkeypatch, number):
-    """One to the whole group may come when some workers have read already and others do not ignore it yet."""
+    """Some workers may have read already when others do not ignore it yet."""
+    ignore_signals = loader._ignore_signals
 
     def prepare_too_late(worker):
         os.kill(os.getpid(), number)
-        loader._ignore_signals(worker)
+        ignore_signals(worker)
 
     monkeypatch.setattr(loader, "_ignore_signals", prepare_too_late)
     stream, rows = idle(photos)

@@ -180,7 +180,7 @@ DAMAGES = {
     "train.safetensors cannot be used (": write_text("predictions/train.safetensors", "short"),
     "(File does not contain tensor logits": write_predictions(),
     "(2 columns of logits for 3 classes": write_predictions(logits=torch.zeros(3, 2)),
-    "logits of row 0 are not finite": write_predictions(logits=torch.full((3, 3), torch.nan)),
+    "row 0": write_predictions(logits=torch.full((3, 3), torch.nan)),
     "train.safetensors cannot be used (The": write_predictions(logits=torch.zeros(4, 3)),
 }
 

@@ -44,12 +44,12 @@ WRONG = [  # a command without a search, and what the error names
     (MANY, "10100"),
     ("seed=1,2 --trials 3", "--trials 3"),
     ("seed=1,2 --storage sqlite://", "--storage sqlite://"),
-    ("seed=1,2 --metric test", "--metric test"),
+    ("seed=1,2 --metric test", "--metric"),
     ("seed=1,2 --search grid", "'grid'"),
     ("seed=1,2 --at-once 0", "--at-once"),
 ]
 WRONG_SEARCHES = [  # what to search in two trials, and what the error names
-    ("noise=0..1 --metric test", "--metric test"),
+    ("noise=0..1 --metric test", "--metric"),
     ("noise=0..1", "validation"),  # there are no examples to judge by
     ("noise=0.5", "nothing to search"),
     ("seed=0..9", "seed"),

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from nearsay import __version__
+from nearsay._version import __version__
 from nearsay.cli import (
     audit,
     clean,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearsay.cli.options import Json, Run, print_json
-from nearsay.config import ConfigError
+from nearsay.errors import ConfigError
 from nearsay.training.progress import counted
 
 if TYPE_CHECKING:  # brings torch
@@ -94,7 +94,7 @@ def _print_notes(cleaned: "Cleaned", *, has_limits: bool) -> None:
 
 def _print_commands(run: Path, cleaned: "Cleaned") -> None:
     """The commands that train on the new labels."""
-    from nearsay.config import command_again  # noqa: PLC0415
+    from nearsay.config.records import command_again  # noqa: PLC0415
     from nearsay.label_issues.cleaning import folder_for  # noqa: PLC0415
     from nearsay.training.run_folder import read_origin  # noqa: PLC0415
 

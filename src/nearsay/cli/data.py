@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from nearsay.cli.options import Json, print_json
-from nearsay.config import ConfigError
-from nearsay.errors import BAD_DATA
+from nearsay.errors import BAD_DATA, ConfigError
 from nearsay.training.progress import make_table, print_table
 
 data = typer.Typer(

@@ -7,7 +7,7 @@ import sys
 from importlib import metadata
 from typing import NamedTuple
 
-from nearsay import __version__
+from nearsay._version import __version__
 from nearsay.cli.options import Json, print_json
 from nearsay.errors import one_line
 from nearsay.training.progress import make_table, print_table

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nearsay.config import recipe_names
+from nearsay.config.calling import recipe_names
 
 
 class Split(StrEnum):

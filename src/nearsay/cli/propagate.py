@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nearsay.cli.options import Json, Run, print_json
-from nearsay.config import ConfigError
+from nearsay.errors import ConfigError
 from nearsay.training.progress import make_table, percent, print_table
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from nearsay.config import describe_recipe, recipe_names
+from nearsay.config.calling import describe_recipe, recipe_names
 
 
 def recipes(

@@ -39,7 +39,7 @@ def review(
 
     For example: nearsay review runs/first
     """
-    from nearsay.review import review_run  # noqa: PLC0415  # brings torch and a server
+    from nearsay.review.server import review_run  # noqa: PLC0415
 
     def show(address: str) -> None:
         print(f"Review the labels of {run} at {address} (Ctrl-C ends it)", flush=True)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearsay.cli.options import Json, Quiet, Recipe, print_json
-from nearsay.config import ConfigError
-from nearsay.errors import INTERNAL
+from nearsay.errors import INTERNAL, ConfigError
 from nearsay.training.progress import AnyDisplay, counted, make_display, make_table, print_table
 
 if TYPE_CHECKING:  # these import torch
-    from nearsay.sweep import Outcome, Planned, Space
+    from nearsay.sweep.planning import Planned, Space
+    from nearsay.sweep.running import Outcome
     from nearsay.sweep.table import Summary
 
 
@@ -86,7 +86,7 @@ def sweep(
     # typer has checked the types. How the options fit together is checked before torch is imported.
     _check_options(search, trials, metric, storage)
     from nearsay import sweep as task  # noqa: PLC0415  # brings torch
-    from nearsay.config import default_sweep_folder  # noqa: PLC0415
+    from nearsay.config.records import default_sweep_folder  # noqa: PLC0415
     from nearsay.sweep.table import summarize  # noqa: PLC0415
 
     words, fields = arguments or [], changes or []

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from nearsay.cli.options import Json, Quiet, RecipeDevice, print_json
-from nearsay.config import Call, apply_overrides, call_source, left_behind, recipe_names, to_tree
+from nearsay.config.calling import Call, apply_overrides, call_source, left_behind, recipe_names
+from nearsay.config.records import to_tree
 from nearsay.config.text import split_pairs
 from nearsay.training.progress import Events, make_display, print_table, summarize
 
@@ -87,7 +88,7 @@ def train(
         print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
         _print_plan(call, as_json=as_json)
         return
-    from nearsay.config import default_folder  # noqa: PLC0415
+    from nearsay.config.records import default_folder  # noqa: PLC0415
     from nearsay.training.loop import train as train_into  # noqa: PLC0415
     from nearsay.training.system import follow_parent  # noqa: PLC0415
 

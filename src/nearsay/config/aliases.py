@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nearsay import recipes
-
 METHODS = {"nearsay": "neighbor-vote"}
 """Names of methods in earlier versions, and their names now."""
 _KINDS = {"Nearsay": "NeighborVote"}
@@ -32,7 +30,9 @@ _MODULES = {
 }
 _OLD_MODULE = re.compile(rf"\bnearsay\.({'|'.join(_MODULES)})\b")
 # Recipes were modules with a function `recipe`.
-_RECIPES = "|".join(recipes.__all__)
+_RECIPES = (
+    "cifar10|cifar100|clothing1m|digits|embeddings|folder|hub|manifest|mini_imagenet|toy|webvision"
+)
 _OLD_IMPORT = re.compile(rf"\bfrom nearsay\.recipes\.({_RECIPES}) import recipe\b( as \w+)?")
 _OLD_RECIPE = re.compile(rf"\b({_RECIPES})\.recipe\b")
 

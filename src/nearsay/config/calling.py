@@ -8,11 +8,12 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from importlib import import_module
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
-from nearsay import recipes
 from nearsay.config.aliases import current_record
 from nearsay.config.own_files import OwnFiles, check_digest, describe, digest, user_code
 from nearsay.config.records import differences, to_tree
@@ -29,10 +30,6 @@ from nearsay.config.text import (
     wanted,
 )
 from nearsay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from nearsay.experiment import Experiment
-
 
 FILES = ("relabeled", "init")
 """Fields of an experiment that are files, or folders."""
@@ -58,7 +55,7 @@ class Call(NamedTuple):
             there is no recipe in it, because no text can stand for them.
     """
 
-    experiment: "Experiment"
+    experiment: Any
     origin: dict[str, Any]
 
 
@@ -78,9 +75,14 @@ class Described(NamedTuple):
     parameters: dict[str, str]
 
 
+def _recipes() -> ModuleType:
+    """The package of the recipes. It imports torch only when a recipe is called."""
+    return import_module("nearsay.recipes")
+
+
 def recipe_names() -> list[str]:
     """The names of the built-in recipes."""
-    return sorted(recipes.__all__)
+    return sorted(_recipes().__all__)
 
 
 def describe_recipe(name: str) -> Described:
@@ -89,9 +91,9 @@ def describe_recipe(name: str) -> Described:
     ConfigError if there is no such recipe, ValueError if its file cannot be read.
     """
     path, function = Path(name), "recipe"
-    if name in recipes.HOMES:
-        home = recipes.HOMES[name]
-        path, function = Path(str(recipes.__file__)).with_name(f"{home}.py"), name
+    if name in _recipes().HOMES:
+        home = _recipes().HOMES[name]
+        path, function = Path(str(_recipes().__file__)).with_name(f"{home}.py"), name
     elif not name.endswith(".py") or not path.is_file():
         raise _no_recipe(name)
     try:
@@ -219,7 +221,7 @@ def _call_typed(
         is_twice = key in pairs or key in objects
         check(not is_twice, f"{key} must be left out, because {quoted(source)} is the {key}.")
     pairs, record = {**data, **pairs}, {}
-    if name in recipes.HOMES:
+    if name in _recipes().HOMES:
         recipe = _built_in(name)
     else:
         text = own.keep_recipe(Path(name).expanduser())
@@ -234,7 +236,7 @@ def _call_typed(
 
 def _resolve(source: str) -> tuple[str, dict[str, str]]:
     """The recipe of a source, and the arguments that the source stands for."""
-    if source in recipes.HOMES:
+    if source in _recipes().HOMES:
         return source, {}
     if OwnFiles.is_object(source):
         return "dataset", {"data": source}
@@ -333,9 +335,9 @@ def _recipe_of(origin: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def _built_in(name: str) -> Callable[..., Any]:
-    if name not in recipes.HOMES:
+    if name not in _recipes().HOMES:
         raise _no_recipe(name)
-    recipe: Callable[..., Any] = getattr(recipes, name)
+    recipe: Callable[..., Any] = getattr(_recipes(), name)
     return recipe
 
 
@@ -425,9 +427,7 @@ def _read_arguments(
     return values, changes, replaced
 
 
-def _run(
-    recipe: Callable[..., Any], name: str, values: Mapping[str, Any], *, is_own: bool
-) -> "Experiment":
+def _run(recipe: Callable[..., Any], name: str, values: Mapping[str, Any], *, is_own: bool) -> Any:
     from nearsay.experiment import Experiment  # noqa: PLC0415  # brings torch
 
     try:
@@ -441,7 +441,7 @@ def _run(
         raise ConfigError(f"The recipe {name} fails with {describe(error)}") from error
     is_experiment = isinstance(experiment, Experiment)
     check(is_experiment, f"The recipe {name} must return an Experiment, got {quoted(experiment)}.")
-    return cast("Experiment", experiment)
+    return experiment
 
 
 def _no_parameter(name: str, key: str, text: str, types: Mapping[str, Any]) -> ConfigError:
@@ -467,7 +467,7 @@ def _parameters(recipe: Callable[..., Any], name: str) -> dict[str, Any]:
     return types
 
 
-def _as_changes(experiment: "Experiment", key: str, value: Any) -> list[str] | None:
+def _as_changes(experiment: Any, key: str, value: Any) -> list[str] | None:
     """The overrides that make a field equal to a value, None if no text can."""
     changes: list[str] = []
     pending = [(key, getattr(experiment, key), value)]

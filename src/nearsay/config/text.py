@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from nearsay.config.aliases import METHODS
 from nearsay.errors import ConfigError, first_line
 
+Value = TypeVar("Value")
+"""An experiment, or another frozen dataclass."""
+
 if TYPE_CHECKING:
     from nearsay.config.own_files import OwnFiles
-    from nearsay.experiment import Experiment
 
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 # Neither infinity nor NaN, because JSON has neither.
@@ -176,7 +178,7 @@ def fit(key: str, value: Any, declared: Any) -> Any:
     )
 
 
-def override(experiment: "Experiment", change: str, own: "OwnFiles | None" = None) -> "Experiment":
+def override(experiment: Value, change: str, own: "OwnFiles | None" = None) -> Value:
     """The experiment with one field changed: `objective.k=5`, `mixup=none`, `mixup.alpha=1`.
 
     `augment.transforms.0.padding=2` changes an item of a tuple, `objective=my_loss.py:SCE` puts an
@@ -184,7 +186,7 @@ def override(experiment: "Experiment", change: str, own: "OwnFiles | None" = Non
     """
     [(key, text)] = split_pairs([change]).items()
     try:
-        changed: Experiment = _Change(key.split("."), text, own).of(experiment, None, 0)
+        changed: Value = _Change(key.split("."), text, own).of(experiment, None, 0)
     except ConfigError:
         raise
     except ValueError as error:

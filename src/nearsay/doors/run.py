@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from nearsay import config
 from nearsay.batch import Labels, Predictions
-from nearsay.config import default_folder
+from nearsay.config.records import default_folder
 from nearsay.distributed import launch
 from nearsay.doors.audit import audit_run
 from nearsay.doors.predict import LabelTable, predict
 from nearsay.errors import BAD_DATA, INTERRUPTED, RunError, Stopped
 from nearsay.experiment import Experiment
-from nearsay.label_issues import Audit
+from nearsay.label_issues.result import Audit
 from nearsay.label_issues.run_audit import judge_run
 from nearsay.training.loop import train as train_into
 from nearsay.training.progress import (

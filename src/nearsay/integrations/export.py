@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.fx.experimental import _config as shape_choices
 
-from nearsay import __version__
+from nearsay._version import __version__
 from nearsay.batch import Outputs, Predictions
-from nearsay.config import to_tree
+from nearsay.config.records import to_tree
 from nearsay.data.loader import MARGIN, Inputs, finish, num_workers, sweep
 from nearsay.errors import one_line
 from nearsay.integrations import import_library
-from nearsay.models import LinearHead, Timm
+from nearsay.models.heads import LinearHead
+from nearsay.models.pretrained import Timm
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.predict import (
     Predicted,
@@ -40,7 +41,7 @@ from nearsay.training.predict import (
 )
 from nearsay.training.run_folder import read_result
 from nearsay.training.splits import are_in_doubt
-from nearsay.transforms import Normalize
+from nearsay.transforms.color import Normalize
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 FILES: dict[Format, str] = {

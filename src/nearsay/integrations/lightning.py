@@ -3,7 +3,7 @@
 from typing import Any
 
 from nearsay.integrations import import_library
-from nearsay.losses import NCRLoss
+from nearsay.losses.criterion import NCRLoss
 
 __all__ = ["NCRCallback"]
 

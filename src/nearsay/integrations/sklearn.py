@@ -25,8 +25,9 @@ from nearsay.batch import Batch, Labels, Loss, Objective, Outputs, Split
 from nearsay.data.loader import Order, Rows
 from nearsay.experiment import Experiment, Machine
 from nearsay.label_issues.inputs import is_missing
-from nearsay.losses import NCR, as_objective
-from nearsay.models import MLP, Linear
+from nearsay.losses.base import as_objective
+from nearsay.losses.ncr import NCR
+from nearsay.models.mlp import MLP, Linear
 from nearsay.neighbors import Identity, nearest, normalize
 from nearsay.optim import AdamW, Cosine
 from nearsay.training.step import Setting, Step, make_learners

@@ -6,7 +6,7 @@ from torch import nn
 
 from nearsay.batch import Objective
 from nearsay.integrations import import_library
-from nearsay.losses import NCRLoss
+from nearsay.losses.criterion import NCRLoss
 
 __all__ = ["ncr_loss"]
 

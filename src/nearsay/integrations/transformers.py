@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from nearsay.batch import Objective
 from nearsay.integrations import import_library
-from nearsay.losses import NCR, NCRLoss, as_objective
-from nearsay.losses.criterion import remembers_examples
+from nearsay.losses.base import as_objective
+from nearsay.losses.criterion import NCRLoss, remembers_examples
+from nearsay.losses.ncr import NCR
 
 __all__ = ["NCRTrainer"]
 

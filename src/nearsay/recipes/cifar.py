@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from nearsay.batch import Dataset, Noise
-from nearsay.data import Cifar10, Cifar100
+from nearsay.data.cifar import Cifar10, Cifar100
 from nearsay.experiment import Experiment
-from nearsay.losses import ELR, NCR
-from nearsay.models import PreActResNet18, ResNet
+from nearsay.losses.elr import ELR
+from nearsay.losses.ncr import NCR
+from nearsay.models.resnet import PreActResNet18, ResNet
 from nearsay.noise import Asymmetric, AsymmetricInPlace, InstanceDependent, OpenSet, Symmetric
 from nearsay.optim import SGD, Cosine, CosineRestarts, MultiStep, Schedule
 from nearsay.recipes.methods import (
@@ -24,16 +25,10 @@ from nearsay.recipes.methods import (
     pick,
     warmup,
 )
-from nearsay.transforms import (
-    CIFAR10_COLORS,
-    CIFAR100_COLORS,
-    Cutout,
-    Flip,
-    Mixup,
-    Normalize,
-    PadCrop,
-    RandAugment,
-)
+from nearsay.transforms.color import CIFAR10_COLORS, CIFAR100_COLORS, Normalize
+from nearsay.transforms.geometry import Cutout, Flip, PadCrop
+from nearsay.transforms.mixup import Mixup
+from nearsay.transforms.strong import RandAugment
 
 Protocol = Literal["short", "paper", "elr"]
 Variant = Literal["paper", "released"]

@@ -12,9 +12,17 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from nearsay.batch import Objective
-from nearsay.losses import ELR, GJS, NCR, Bootstrap, CrossEntropy, NeighborVote
 from nearsay.losses.base import as_objective
-from nearsay.transforms import Augment, ColorJitter, Mixup, RandAugment, Transform, Views
+from nearsay.losses.bootstrap import Bootstrap
+from nearsay.losses.cross_entropy import CrossEntropy
+from nearsay.losses.elr import ELR
+from nearsay.losses.gjs import GJS
+from nearsay.losses.ncr import NCR
+from nearsay.losses.neighbor_vote import NeighborVote
+from nearsay.transforms.color import ColorJitter
+from nearsay.transforms.mixup import Mixup
+from nearsay.transforms.strong import RandAugment
+from nearsay.transforms.views import Augment, Transform, Views
 from nearsay.validation import check_number, check_whole
 
 # The lists are in the order in which users see them.

@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nearsay.batch import Dataset, Files
-from nearsay.data import Embeddings, Folder, Hub, Manifest
+from nearsay.data.embeddings import Embeddings
+from nearsay.data.folder import Folder
+from nearsay.data.hub import Hub
+from nearsay.data.manifest import Manifest
 from nearsay.experiment import Backbone, Experiment
-from nearsay.losses import NCR
-from nearsay.models import MLP, ResNet, Timm
+from nearsay.losses.ncr import NCR
+from nearsay.models.mlp import MLP
+from nearsay.models.pretrained import Timm
+from nearsay.models.resnet import ResNet
 from nearsay.noise import Symmetric
 from nearsay.optim import SGD, AdamW, Cosine
 from nearsay.recipes.methods import FeatureMethod, Method, OwnMethod, choose, warmup
-from nearsay.transforms import IMAGENET_COLORS, Flip, PadCrop, RandomResizedCrop
+from nearsay.transforms.color import IMAGENET_COLORS
+from nearsay.transforms.geometry import Flip, PadCrop, RandomResizedCrop
 
 Weights = Literal["auto", "none"] | Path
 BadImages = Literal["skip", "stop"]

@@ -4,14 +4,18 @@ from dataclasses import replace
 from typing import Literal
 
 from nearsay.batch import Noise
-from nearsay.data import Digits, Toy
+from nearsay.data.digits import Digits
+from nearsay.data.toy import Toy
 from nearsay.experiment import Experiment
-from nearsay.losses import NCR, NeighborVote
-from nearsay.models import MLP, ResNet
+from nearsay.losses.ncr import NCR
+from nearsay.losses.neighbor_vote import NeighborVote
+from nearsay.models.mlp import MLP
+from nearsay.models.resnet import ResNet
 from nearsay.noise import InstanceDependent, PairFlip, Symmetric
 from nearsay.optim import SGD, AdamW, Constant, Cosine
 from nearsay.recipes.methods import FeatureMethod, Method, OwnMethod, choose, pick, warmup
-from nearsay.transforms import Augment, PadCrop, Views
+from nearsay.transforms.geometry import PadCrop
+from nearsay.transforms.views import Augment, Views
 
 Kind = Literal["symmetric", "symmetric-strict", "pair-flip", "instance"]
 

@@ -4,10 +4,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nearsay.batch import Dataset
-from nearsay.data import Clothing1M, ImageNetValidation, MiniImageNet, MiniWebVision, WebVision
+from nearsay.data.clothing1m import Clothing1M
+from nearsay.data.mini_imagenet import MiniImageNet
+from nearsay.data.webvision import ImageNetValidation, MiniWebVision, WebVision
 from nearsay.experiment import Experiment
-from nearsay.losses import ELR, NCR
-from nearsay.models import CosineHead, ResNet
+from nearsay.losses.elr import ELR
+from nearsay.losses.ncr import NCR
+from nearsay.models.heads import CosineHead
+from nearsay.models.resnet import ResNet
 from nearsay.optim import SGD, Cosine
 from nearsay.recipes.methods import (
     Method,
@@ -23,7 +27,8 @@ from nearsay.recipes.methods import (
     start_epoch,
     warmup,
 )
-from nearsay.transforms import IMAGENET_COLORS, PLUS_MINUS_ONE, Flip, RandomResizedCrop
+from nearsay.transforms.color import IMAGENET_COLORS, PLUS_MINUS_ONE
+from nearsay.transforms.geometry import Flip, RandomResizedCrop
 
 Color = Literal["red", "blue"]
 Hyper = Literal["paper", "released"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from nearsay.batch import Files, are_pictures
 from nearsay.data.images import decode
 from nearsay.errors import ImageError
-from nearsay.label_issues import Audit
+from nearsay.label_issues.result import Audit
 from nearsay.report.runs import Comparison
 from nearsay.training.progress import plain
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from nearsay import __version__
+from nearsay._version import __version__
 from nearsay.training.progress import plain
 
 

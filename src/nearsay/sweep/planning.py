@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from nearsay.config import Call, ConfigError, apply_overrides, call_recipe, run_name, to_tree
+from nearsay.config.calling import Call, apply_overrides, call_recipe
+from nearsay.config.records import run_name, to_tree
 from nearsay.config.text import NUMBER, quoted, quoted_key, split_pairs
-from nearsay.errors import NoSplit
+from nearsay.errors import ConfigError, NoSplit
 
 MOST_RUNS = 10_000
 # A comma between values; a comma inside (64,32) belongs to one value.

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from nearsay import distributed
-from nearsay.config import ConfigError
 from nearsay.errors import (
     CANNOT_CREATE,
     INTERNAL,
     LOCKED,
     NO_MEMORY,
+    ConfigError,
     RunError,
     Stopped,
     exit_code,

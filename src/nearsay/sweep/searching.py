@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nearsay.config import ConfigError
-from nearsay.errors import LOCKED, USAGE, Stopped, StorageError, first_line
+from nearsay.errors import LOCKED, USAGE, ConfigError, Stopped, StorageError, first_line
 from nearsay.sweep.planning import Choice, Planned, Space, plan
 from nearsay.sweep.running import Outcome, run_each
 from nearsay.training.progress import Display

@@ -17,7 +17,8 @@ from nearsay.report.runs import (
     judges_differ,
     read_run,
 )
-from nearsay.sweep import Found, Outcome
+from nearsay.sweep.running import Outcome
+from nearsay.sweep.searching import Found
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.progress import percent
 

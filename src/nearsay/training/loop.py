@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from nearsay import __version__, config, distributed, metrics, optim
+from nearsay import config, distributed, metrics, optim
+from nearsay._version import __version__
 from nearsay.batch import Files, Predictions
 from nearsay.data.loader import Lost, Rows
 from nearsay.errors import BAD_DATA, BadImage, NotFinite, RunError, Stopped

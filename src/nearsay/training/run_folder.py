@@ -73,7 +73,8 @@ def read_experiment(folder: Path) -> Experiment:
     """The experiment of a run; RunError if it was started from Python by another process."""
     origin = read_origin(folder)
     if "recipe" in origin:
-        return config.from_origin(origin).experiment
+        experiment: Experiment = config.from_origin(origin).experiment
+        return experiment
     if folder.resolve() in _REMEMBERED:
         return _REMEMBERED[folder.resolve()]
     raise RunError(
