@@ -161,7 +161,7 @@ def clean_and_repeat(folder: Path) -> dict[str, Any]:
     audit_run(folder, report=False)
     cleaned = clean_run(folder, relabel_above=RELABEL_ABOVE, drop_below=DROP_BELOW)
     call = config.from_origin(read_origin(folder))
-    call = config.apply_overrides(call, [f"relabeled={(folder / 'cleaned.npz').resolve()}"])
+    call = config.apply_overrides(call, [f"labels_file={(folder / 'cleaned.npz').resolve()}"])
     again = folder.with_name(f"{folder.name}-cleaned")
     result = train(call.experiment, again, origin=call.origin)
     labels = read_labels(folder)

@@ -28,7 +28,7 @@ WORDS = {
     "toy-two-networks": (
         "toy method=ncr+elr+ noise=0.3 epochs=16 --set data.num_train=160 --set data.num_test=120 "
         "--set data.num_features=16 --set backbone.hidden=12,8 --set batch_size=20 "
-        "--set optimizer.lr=0.01 --set averaging=0.9 --set judged=averages"
+        "--set optimizer.lr=0.01 --set averaging=0.9 --set eval_weights=averages"
     ),
     "embeddings-bank": (
         "embeddings path=features.npz method=ncr noise=0.3 epochs=12 hidden=8 batch_size=40 "

@@ -118,7 +118,7 @@ class Experiment:
         validation_labels: Labels of held-out examples: "given" (as noisy as the rest) or "clean".
         second_test: A data set with a second test split, such as ImageNet's beside WebVision's.
         only_clean: Train only on examples with a label that is known to be right (an oracle).
-        relabeled: An .npz file with other training labels, made by `nearsay clean` or `propagate`.
+        labels_file: An .npz file with other training labels, made by `nearsay clean` or `propagate`.
         propagate_at: The epoch after which labels are propagated over the features (paper Eq. 2).
         labeled: The share of training labels to keep; the other examples become unlabeled.
         balanced: Put every class into a batch equally often.
@@ -129,7 +129,7 @@ class Experiment:
         noise_per_network: Give the second network other noise, as the public ELR+ code does.
         averaging: The decay of the averaged weights; None is no averaging.
         self_taught: Teach a single network by its own averaged weights.
-        judged: The weights to evaluate: "networks" or "averages"; "auto" is averages if any.
+        eval_weights: The weights to evaluate: "networks" or "averages"; "auto" is averages if any.
         averaging_ramp: Epochs over which the decay rises to its value, as in ELR+.
         augment: The augmentation of training inputs, for one view or two; see
             `nearsay.transforms`.
@@ -167,7 +167,7 @@ class Experiment:
     validation_labels: Literal["given", "clean"] = "given"
     second_test: Dataset | None = None
     only_clean: bool = False
-    relabeled: str | None = None
+    labels_file: str | None = None
     propagate_at: int | None = None
     labeled: float = 1.0
     balanced: bool = False
@@ -179,7 +179,7 @@ class Experiment:
     noise_per_network: bool = False
     averaging: float | None = None
     self_taught: bool = False
-    judged: Literal["auto", "networks", "averages"] = "auto"
+    eval_weights: Literal["auto", "networks", "averages"] = "auto"
     averaging_ramp: float = 0.0
 
     augment: Augment | Views | None = None
@@ -218,7 +218,7 @@ class Experiment:
         check_choice("validation_labels", self.validation_labels, ("given", "clean"))
         check_choice("bad_images", self.bad_images, ("stop", "skip"))
         check_choice("networks", self.networks, (1, 2))
-        check_choice("judged", self.judged, ("auto", "networks", "averages"))
+        check_choice("eval_weights", self.eval_weights, ("auto", "networks", "averages"))
 
     def _check_numbers(self) -> None:
         labeled = check_number("labeled", self.labeled, 0, 1)
@@ -250,7 +250,7 @@ class Experiment:
             return
         # Each network of two, and one that teaches itself, is taught by averaged weights.
         needs = {
-            "judged='averages'": self.judged == "averages",
+            "eval_weights='averages'": self.eval_weights == "averages",
             "networks=2": self.networks == 2,
             "self_taught=True": self.self_taught,
         }

@@ -38,7 +38,7 @@ def test_labels_are_audited_cleaned_and_learned_again(run, capsys, monkeypatch):
     assert summary["detection"]["score"]["auroc"] > 0.9
     assert cli.main(["clean", str(run), *LIMITS]) == 0
     again = printed_command(capsys.readouterr().out, "train")
-    assert again[-4:] == ["--set", f"relabeled={run / 'cleaned.npz'}", "--out", f"{run}-cleaned"]
+    assert again[-4:] == ["--set", f"labels_file={run / 'cleaned.npz'}", "--out", f"{run}-cleaned"]
     assert cli.main([*again, "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"]["effective_rate"] < 0.1
     assert cli.main(["clean", str(run), "--json", *LIMITS]) == 0
@@ -62,7 +62,7 @@ def test_who_cleans_again_is_not_given_the_result_of_the_labels_before(run, caps
     assert cli.main([*commands[0], "--quiet"]) == 65
     err = capsys.readouterr().err
     assert f"{run}-cleaned" in err
-    assert "relabeled=" in err
+    assert "labels_file=" in err
     assert cli.main([*commands[2], "--quiet"]) == 0
     # What is not there says nothing against a result.
     (run / "cleaned.npz").unlink()
@@ -251,11 +251,11 @@ def test_further_tables_of_an_audit_are_written_and_named(run, capsys):
 
 
 def test_the_command_to_train_again_replaces_older_labels_and_quotes_what_a_shell_would_read():
-    overrides = ["epochs=2", "relabeled=/old.npz"]
+    overrides = ["epochs=2", "labels_file=/old.npz"]
     origin = {"recipe": "folder", "arguments": {"path": "/a b"}, "overrides": overrides}
-    command = command_again(origin, relabeled=Path("r/cleaned.npz"), out=Path("r-cleaned"))
+    command = command_again(origin, labels_file=Path("r/cleaned.npz"), out=Path("r-cleaned"))
     words = ["nearsay", "train", "folder", "path=/a b", "--set", "epochs=2"]
-    words += ["--set", "relabeled=r/cleaned.npz", "--out", "r-cleaned"]
+    words += ["--set", "labels_file=r/cleaned.npz", "--out", "r-cleaned"]
     assert command == shlex.join(words)
 
 

@@ -11,8 +11,8 @@ from nearsay import cli
 
 def test_labels_are_propagated_and_learned(run, tmp_path, capsys):
     assert cli.main(["propagate", str(run), "--k", "20"]) == 0
-    assert f"--set relabeled={run / 'propagated.npz'}" in capsys.readouterr().out
-    words = ["toy", "epochs=1", "--set", f"relabeled={run / 'propagated.npz'}"]
+    assert f"--set labels_file={run / 'propagated.npz'}" in capsys.readouterr().out
+    words = ["toy", "epochs=1", "--set", f"labels_file={run / 'propagated.npz'}"]
     words += ["--set", "data.num_train=400", "--out", str(tmp_path / "again")]
     assert cli.main(["train", *words, "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"]["effective_rate"] < 0.2
@@ -24,7 +24,7 @@ def test_labels_are_propagated_and_learned(run, tmp_path, capsys):
     spaced = tmp_path / "my labels.npz"
     assert cli.main(["propagate", str(run), "--out", str(spaced)]) == 0
     assert spaced.is_file()
-    assert f"--set {shlex.quote(f'relabeled={spaced}')}" in capsys.readouterr().out
+    assert f"--set {shlex.quote(f'labels_file={spaced}')}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["labels.npz", "features.npz", "notes.npz"])

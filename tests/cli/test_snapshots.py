@@ -48,7 +48,7 @@ LINES = {  # verb -> command line, exit code
         ("train toy --set noise_per_network=true", 2),
         ("train toy --set epochs=-1", 2),
         ("train toy --set labeled=0", 2),
-        ("train toy --set relabeled=nowhere.npz --out new2", 65),
+        ("train toy --set labels_file=nowhere.npz --out new2", 65),
         ("train toy labeled=2", 2),
         ("train toy --device gpu9", 2),
         ("train toy --device cuda:99 --out new2", 2),

@@ -32,9 +32,9 @@ def test_the_default_folder_reads_like_the_command():
 )
 def test_of_a_path_the_default_folder_names_only_what_it_leads_to(path, named):
     folder = config.default_folder(
-        origin(arguments={"path": path}, overrides=[f"relabeled={path}"])
+        origin(arguments={"path": path}, overrides=[f"labels_file={path}"])
     )
-    assert re.fullmatch(f"cifar10-path={named}-relabeled={named}-[0-9a-f]{{8}}", folder.name)
+    assert re.fullmatch(f"cifar10-path={named}-labels_file={named}-[0-9a-f]{{8}}", folder.name)
 
 
 def test_the_default_folder_does_not_depend_on_the_order_or_on_where_it_runs():

@@ -291,7 +291,7 @@ def test_two_classes_of_one_name_in_two_files_differ(home):
 
 def test_the_command_to_train_again_names_the_file_wherever_it_is_typed(home):
     call = toy("method=sce.py:SCE(q=2.0)", overrides=["data=my_data.py:Stripes", "labeled=0.5"])
-    command = command_again(call.origin, relabeled=Path("labels.npz"), out=Path("again"))
+    command = command_again(call.origin, labels_file=Path("labels.npz"), out=Path("again"))
     assert f"'method={home}/sce.py:SCE(q=2.0)' --set data={home}/my_data.py:Stripes" in command
     assert "labeled=0.5" not in command
 

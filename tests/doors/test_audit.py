@@ -538,7 +538,7 @@ def test_cleaning_pays_on_digits(tmp_path):
     ]
     audit_run(tmp_path / "before", device="cpu", report=False)
     clean_run(tmp_path / "before")
-    relabeled = [f"relabeled={tmp_path / 'before' / 'cleaned.npz'}"]
+    relabeled = [f"labels_file={tmp_path / 'before' / 'cleaned.npz'}"]
     after = trained(tmp_path / "after", "digits", ["noise=0.4", "seed=3"], relabeled)["accuracy"][
         "test"
     ]["final"]

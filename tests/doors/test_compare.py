@@ -111,7 +111,7 @@ def test_accuracies_by_cleaned_labels_and_by_others_are_told_apart(
 ):
     folders = [shutil.copytree(run, tmp_path / run.name) for run in runs[:2]]
     for folder, file in zip(folders, (None, "a/cleaned.npz"), strict=True):
-        change_record(folder, relabeled=file, validation_labels=validation_labels)
+        change_record(folder, labels_file=file, validation_labels=validation_labels)
     notes = [compare.OTHER_JUDGES] if is_noted else []
     assert compare.compare(folders, split=split).notes == notes
 
@@ -121,7 +121,7 @@ def test_one_file_of_labels_is_one_judge_however_it_is_written(runs, tmp_path, m
     folders = [shutil.copytree(run, tmp_path / run.name) for run in runs[:2]]
     names = ("a/cleaned.npz", str(tmp_path / "a" / "cleaned.npz"))
     for folder, file in zip(folders, names, strict=True):
-        change_record(folder, relabeled=file)
+        change_record(folder, labels_file=file)
     compared = compare.compare(folders, split="validation")
     [group] = compared.groups
     assert [row["seed"] for row in group.rows] == [0, 1]

@@ -310,7 +310,7 @@ def test_hostile_names_stay_inside_json(features_run, tmp_path, monkeypatch):
 def test_paths_of_the_machine_are_not_published(features_run, tmp_path, monkeypatch):
     def placed(folder):
         found = open_trained(folder)
-        noise = replace(found.experiment, relabeled="/home/me/labels.npz")
+        noise = replace(found.experiment, labels_file="/home/me/labels.npz")
         origin = {"recipe": "/home/me/mine.py", "num_inputs": 32}
         return found._replace(
             experiment=replace(noise, noise=Hidden(path="/home/me/secret.npz")), origin=origin

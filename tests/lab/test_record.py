@@ -34,7 +34,7 @@ def test_a_record_keeps_the_numbers_and_no_place_of_this_machine():
 
 def test_no_path_of_a_machine_is_recorded(tmp_path):
     secret = "/home/some body"
-    arguments = (*ONE.arguments, f"relabeled={secret}/runs/first/labels.npz")
+    arguments = (*ONE.arguments, f"labels_file={secret}/runs/first/labels.npz")
     wanted = replace(
         ONE, arguments=arguments, overrides=(f"init={secret}/w.safetensors", "epochs=100")
     )
@@ -57,7 +57,7 @@ def test_no_path_of_a_machine_is_recorded(tmp_path):
         "labels": "data/labels.pt",
         "mapping": "cifar10",
     }
-    assert made["arguments"][-1] == "relabeled=data/labels.npz"
+    assert made["arguments"][-1] == "labels_file=data/labels.npz"
     assert made["overrides"] == ["init=data/w.safetensors", "epochs=100"]
     assert take([made], tmp_path) == [ONE.name]
 

@@ -173,7 +173,11 @@ def test_beside_elr_plus_ncr_is_as_the_paper_prints_on_two_networks(name, start)
         alpha=0.1, k=10, start_epoch=start
     )
     assert experiment.backbone == PreActResNet18()
-    assert (experiment.networks, experiment.averaging, experiment.judged) == (2, 0.997, "networks")
+    assert (experiment.networks, experiment.averaging, experiment.eval_weights) == (
+        2,
+        0.997,
+        "networks",
+    )
     assert experiment.averaging_ramp == pytest.approx(113.636, abs=1e-3)
     assert experiment.mixup == Mixup(alpha=1.0)
     assert (experiment.batch_size, experiment.epochs, experiment.optimizer.lr) == (256, 250, 0.1)

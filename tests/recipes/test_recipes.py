@@ -121,7 +121,7 @@ def test_a_method_is_its_objective_and_its_mixup(method, objective, is_mixed):
         (2, 0.997) if "elr+" in method else (1, None)
     )
     # Only ELR+ has averages, and judges the networks themselves.
-    assert fields.get("judged", "auto") == ("networks" if "elr+" in method else "auto")
+    assert fields.get("eval_weights", "auto") == ("networks" if "elr+" in method else "auto")
 
 
 def test_every_method_has_a_name_and_those_of_features_need_no_second_view():

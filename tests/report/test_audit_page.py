@@ -45,7 +45,7 @@ def test_the_summary_says_how_many_are_wrong_what_is_confused_and_what_to_do(qui
     assert "3 labels (20.0 %) are wrong" in words
     assert "in 98.7 % of pairs" in words
     assert "nearsay review 'my run'" in words
-    assert "--set relabeled='my run'/cleaned.npz" in words
+    assert "--set labels_file='my run'/cleaned.npz" in words
     assert "Beware" not in words
 
 

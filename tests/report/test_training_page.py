@@ -470,7 +470,7 @@ def test_names_that_begin_alike_can_be_told_apart_in_charts():
     ends = ["th red collar", "h blue collar", " green collar"]
     assert sorted(on_axes) == sorted(2 * [f"golden retrie…{end}" for end in ends])
     name = "folder path=/data/photos size=64 epochs=10"
-    names = [name, f"{name} relabeled=/runs/first/cleaned.npz"]
+    names = [name, f"{name} labels_file=/runs/first/cleaned.npz"]
     lines = [charts.Line(name, True, [(1.0, 50.0), (2.0, 60.0)]) for name in names]
     page = charts.curves(lines, names=names, title="accuracy (%)")
     cut = ["folder path=/data/ph…os size=64 epochs=10", "folder path=/data/ph…ns/first/cleaned.npz"]

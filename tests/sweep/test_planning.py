@@ -64,11 +64,11 @@ JUDGES = [  # choices that would change the validation examples or their labels
     "--set held_out=0.1 noise=0.1..0.5",
     "--set held_out=0.1 noise=0,0.4",
     "--set held_out=0.1 --set noise.redraw=true,false",
-    "--set held_out=0.1 --set relabeled=none,a.npz",
+    "--set held_out=0.1 --set labels_file=none,a.npz",
     "--set held_out=0.1,0.2",
     "--set validation_labels=given,clean",
     "--set held_out=0.1 --set data.distance=4..9",
-    "--set held_out=0.1 --set validation_labels=clean --set relabeled=none,a.npz",
+    "--set held_out=0.1 --set validation_labels=clean --set labels_file=none,a.npz",
     "--set held_out=0.1 --set validation_labels=clean --set labeled=0.2..1",
     "--set held_out=0.1 --set validation_labels=clean --set noise.rate=0.1,0.4",
 ]
@@ -95,7 +95,7 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, monkeypatch, ca
 
 def test_labels_may_be_searched_if_the_data_has_its_own_validation_set(tmp_path):
     table, labels = np.eye(8, dtype=np.float32), np.arange(8) % 2
-    arguments, lists = [f"path={tmp_path / 'f.npz'}"], ["relabeled=none,a.npz"]
+    arguments, lists = [f"path={tmp_path / 'f.npz'}"], ["labels_file=none,a.npz"]
     split = ["train"] * 6 + ["val", "test"]
     np.savez(tmp_path / "f.npz", features=table, labels=labels, split=split)
     space = make_space("embeddings", arguments, lists)

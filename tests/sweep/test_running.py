@@ -31,7 +31,7 @@ def test_accuracies_by_other_labels_have_a_note(tmp_path, capsys, held_out, labe
     assert cli.main(["train", *words, "--out", str(first)]) == 0
     assert cli.main(["propagate", str(first)]) == 0
     capsys.readouterr()
-    lists = ["--set", f"relabeled=none,{first / 'propagated.npz'}"]
+    lists = ["--set", f"labels_file=none,{first / 'propagated.npz'}"]
     assert cli.main(["sweep", *words, *lists, "--out", out]) == 0
     assert ("judged by different labels" in capsys.readouterr().err) == has_note
 
@@ -40,12 +40,12 @@ def test_a_result_on_labels_that_were_written_again_since_is_a_failure(tmp_path,
     first = tmp_path / "first"
     labels = first / "propagated.npz"
     assert cli.main(["train", "toy", "epochs=1", *SET, "--quiet", "--out", str(first)]) == 0
-    words = ["sweep", "toy", "epochs=1", *SET, "--set", f"relabeled=none,{labels}", "--quiet"]
+    words = ["sweep", "toy", "epochs=1", *SET, "--set", f"labels_file=none,{labels}", "--quiet"]
     for k, code in ((50, 0), (50, 0), (2, 70)):
         assert cli.main(["propagate", str(first), "--k", str(k)]) == 0
         capsys.readouterr()
         assert cli.main([*words, "--out", str(tmp_path / "runs")]) == code
-    assert f"relabeled='{labels}'" in capsys.readouterr().out
+    assert f"labels_file='{labels}'" in capsys.readouterr().out
 
 
 def own_recipe(path):

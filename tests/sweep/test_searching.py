@@ -103,13 +103,13 @@ def test_a_trial_that_died_with_its_process_is_tried_again_on_its_machine(
 
 def test_failed_trials_count_and_are_kept(tmp_path):
     # Averages cannot be judged if there are none.
-    both = ["averaging=0.9,none", "judged=networks,averages"]
+    both = ["averaging=0.9,none", "eval_weights=networks,averages"]
     space = make_space("toy", ["epochs=1"], [*HELD, *both])
     first = search(space, tmp_path, trials=5)
     failed = [run for run in first.outcomes if run.result is None]
     assert failed
     assert {run.code for run in failed} == {2}
-    assert all("judged" in run.error for run in failed)
+    assert all("eval_weights" in run.error for run in failed)
     watcher = Watcher()
     again = search(space, tmp_path, trials=5, display=watcher)
     assert watcher.begun == []

@@ -85,7 +85,7 @@ def test_labels_by_number_are_not_learned_by_other_files(photos, make):
     make(photos / "run")
     name = "cleaned" if make is clean_run else "propagated"
     experiment = called(
-        "folder", photos / "images", [f"relabeled={photos / 'run' / name}.npz"]
+        "folder", photos / "images", [f"labels_file={photos / 'run' / name}.npz"]
     ).experiment
     assert not open_splits(experiment).notes
     rename(photos)
@@ -100,7 +100,7 @@ def test_labels_by_number_for_other_features_are_noted_and_not_refused(tmp_path)
     train(call.experiment, tmp_path / "run", origin=call.origin)
     propagate(tmp_path / "run", k=5)
     experiment = called(
-        "embeddings", tmp_path / "data.npz", [f"relabeled={tmp_path / 'run'}/propagated.npz"]
+        "embeddings", tmp_path / "data.npz", [f"labels_file={tmp_path / 'run'}/propagated.npz"]
     ).experiment
     assert not open_splits(experiment).notes
     np.savez(tmp_path / "data.npz", features=features[::-1], labels=np.arange(40)[::-1] % 2)
@@ -111,9 +111,9 @@ def test_labels_by_number_for_other_features_are_noted_and_not_refused(tmp_path)
 def test_a_missing_file_of_labels_is_told_with_what_makes_one(tmp_path):
     np.savez(tmp_path / "data.npz", features=np.eye(8, dtype=np.float32), labels=np.arange(8) % 2)
     experiment = called(
-        "embeddings", tmp_path / "data.npz", [f"relabeled={tmp_path / 'no.npz'}"]
+        "embeddings", tmp_path / "data.npz", [f"labels_file={tmp_path / 'no.npz'}"]
     ).experiment
-    with pytest.raises(ValueError, match=r"relabeled=.*no\.npz"):
+    with pytest.raises(ValueError, match=r"labels_file=.*no\.npz"):
         open_splits(experiment)
 
 

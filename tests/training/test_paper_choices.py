@@ -98,7 +98,7 @@ def test_networks_or_averages_are_judged(tmp_path):
     # So slow that it is still near the beginning.
     averaged = replace(SMALL, noise=None, epochs=10, averaging=0.999)
     ends = {
-        judged: train(replace(averaged, judged=judged), tmp_path / judged)
+        judged: train(replace(averaged, eval_weights=judged), tmp_path / judged)
         for judged in ("networks", "averages")
     }
     assert (
@@ -106,7 +106,7 @@ def test_networks_or_averages_are_judged(tmp_path):
         > ends["averages"]["accuracy"]["test"]["final"] + 0.2
     )
     with pytest.raises(ValueError, match="averaging"):
-        replace(SMALL, judged="averages")
+        replace(SMALL, eval_weights="averages")
 
 
 def test_balanced_batches_hold_every_class_alike():
@@ -173,13 +173,13 @@ def test_propagated_labels_are_better_and_can_be_learned(tmp_path):
     found = propagate(tmp_path / "first", k=20)
     assert found["accuracy_before"] == pytest.approx(0.6, abs=0.01)
     assert found["accuracy_after"] > 0.85
-    again = config.apply_overrides(call, [f"relabeled={found['file']}", "objective.alpha=0.1"])
+    again = config.apply_overrides(call, [f"labels_file={found['file']}", "objective.alpha=0.1"])
     result = train(again.experiment, tmp_path / "second", origin=again.origin)
     assert result["labels"]["effective_rate"] == pytest.approx(1 - found["accuracy_after"])
-    with pytest.raises(ValueError, match=r"relabeled=.*nothing\.npz"):
-        open_splits(replace(call.experiment, relabeled=str(tmp_path / "nothing.npz")))
+    with pytest.raises(ValueError, match=r"labels_file=.*nothing\.npz"):
+        open_splits(replace(call.experiment, labels_file=str(tmp_path / "nothing.npz")))
     with pytest.raises(ValueError, match="relabeled"):
-        open_splits(replace(SMALL, relabeled=found["file"]))
+        open_splits(replace(SMALL, labels_file=found["file"]))
 
 
 @dataclass(frozen=True)

@@ -288,27 +288,27 @@ def test_other_labels_and_weights_by_a_relative_path_are_found_from_anywhere(
     monkeypatch.chdir(tmp_path)
     for name in ("labels.npz", "model.safetensors"):
         shutil.copy(folder / name, name)
-    call = made("relabeled=labels.npz", "init=model.safetensors", epochs=0.02)
+    call = made("labels_file=labels.npz", "init=model.safetensors", epochs=0.02)
     assert call.origin["overrides"][-2:] == [
-        f"relabeled={tmp_path}/labels.npz",
+        f"labels_file={tmp_path}/labels.npz",
         f"init={tmp_path}/model.safetensors",
     ]
     train(call.experiment, "run", origin=call.origin)
     # As runs before wrote them down.
-    plain = replace(call.experiment, relabeled="labels.npz", init="model.safetensors")
+    plain = replace(call.experiment, labels_file="labels.npz", init="model.safetensors")
     path = tmp_path / "run" / "experiment.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": to_tree(plain)}))
-    for same in (call.experiment, plain, replace(plain, relabeled="./labels.npz")):
+    for same in (call.experiment, plain, replace(plain, labels_file="./labels.npz")):
         assert train(same, "run")["finished"]
     with pytest.raises(ConfigError, match=r"relabeled: .*other.npz"):
-        train(replace(plain, relabeled="other.npz"), "run")
+        train(replace(plain, labels_file="other.npz"), "run")
     monkeypatch.chdir("/")
     assert read_experiment(tmp_path / "run") == call.experiment
     assert evaluate(tmp_path / "run", split="train")["num_examples"] == 120
 
 
 def test_labels_that_a_run_hides_are_no_other_labels_than_those_of_its_file(folder, tmp_path):
-    call = made(f"relabeled={folder / 'labels.npz'}", "labeled=0.5", epochs=0.02)
+    call = made(f"labels_file={folder / 'labels.npz'}", "labeled=0.5", epochs=0.02)
     first, again = (train(call.experiment, tmp_path / "run", origin=call.origin) for _ in range(2))
     assert first == again
 

@@ -169,18 +169,18 @@ def test_labels_of_which_nobody_knows_the_truth_are_not_right_because_others_are
 def test_recorded_labels_are_learned_if_they_belong_to_the_data(tmp_path):
     given = np.arange(90)[::-1] % 3
     np.savez(tmp_path / "a.npz", given=given, classes=np.array(["0", "1", "2"]))
-    found = open_splits(experiment(relabeled=str(tmp_path / "a.npz")))
+    found = open_splits(experiment(labels_file=str(tmp_path / "a.npz")))
     assert found.labels.given.tolist() == given.tolist()
     assert found.labels.clean.equal(torch.arange(90) % 3)
     np.savez(tmp_path / "b.npz", given=given[1:], classes=np.array(["0", "1", "2"]))
-    with pytest.raises(ValueError, match=r"relabeled=.*b\.npz.* 90 .* 89 "):
-        open_splits(experiment(relabeled=str(tmp_path / "b.npz")))
+    with pytest.raises(ValueError, match=r"labels_file=.*b\.npz.* 90 .* 89 "):
+        open_splits(experiment(labels_file=str(tmp_path / "b.npz")))
     (tmp_path / "c.npz").write_bytes(b"text")
-    with pytest.raises(ValueError, match=r"relabeled=.*c\.npz"):
-        open_splits(experiment(relabeled=str(tmp_path / "c.npz")))
+    with pytest.raises(ValueError, match=r"labels_file=.*c\.npz"):
+        open_splits(experiment(labels_file=str(tmp_path / "c.npz")))
     np.savez(tmp_path / "d.npz", features=given)
-    with pytest.raises(ValueError, match=r"relabeled=.*d\.npz.* 'given'"):
-        open_splits(experiment(relabeled=str(tmp_path / "d.npz")))
+    with pytest.raises(ValueError, match=r"labels_file=.*d\.npz.* 'given'"):
+        open_splits(experiment(labels_file=str(tmp_path / "d.npz")))
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_recorded_labels_are_learned_if_they_belong_to_the_data(tmp_path):
 )
 def test_recorded_labels_that_are_no_class_numbers_are_refused(tmp_path, given):
     np.savez(tmp_path / "a.npz", given=given, classes=np.array(["0", "1"]))
-    with pytest.raises(ValueError, match=r"relabeled=.*a\.npz"):
-        open_splits(experiment(relabeled=str(tmp_path / "a.npz")))
+    with pytest.raises(ValueError, match=r"labels_file=.*a\.npz"):
+        open_splits(experiment(labels_file=str(tmp_path / "a.npz")))
 
 
 def test_a_second_network_can_learn_other_noise():

@@ -103,6 +103,6 @@ def _print_commands(run: Path, cleaned: "Cleaned") -> None:
         words = ["nearsay", "train", "manifest", path, root]
         print(f"As a table for other settings: {shlex.join(words)}")
     again = command_again(
-        read_origin(run), relabeled=run / "cleaned.npz", out=folder_for(cleaned.given, run)
+        read_origin(run), labels_file=run / "cleaned.npz", out=folder_for(cleaned.given, run)
     )
     print(f"Train on them: {again}")

@@ -25,7 +25,7 @@ def propagate(
 ) -> None:
     """Spread the labels of a run over its neighbors.
 
-    Writes the new labels to a file that nearsay train reads with --set relabeled=FILE.
+    Writes the new labels to a file that nearsay train reads with --set labels_file=FILE.
 
     For example: nearsay propagate runs/first --k 20
     """
@@ -46,5 +46,5 @@ def propagate(
         rows.append(["correct before", percent(report["accuracy_before"])])
         rows.append(["correct after (transductive)", percent(report["accuracy_after"])])
     print_table(make_table(("label propagation", ""), rows))
-    change = shlex.quote(f"relabeled={report['file']}")
+    change = shlex.quote(f"labels_file={report['file']}")
     print(f"The labels are in {report['file']}. Train on them with --set {change}")

@@ -13,11 +13,13 @@ _FIELDS = {
     "strictness": "agreement_power",
     "sure": "threshold",
 }
+_EXPERIMENT_FIELDS = {"judged": "eval_weights", "relabeled": "labels_file"}
+# Terms of a loss, in a checkpoint and in the log.
 _TERMS = {
     "apart": "feature_distance",
     "strange": "relational",
     "sure": "confident",
-}  # of a loss, in a checkpoint and in the log
+}
 _MODULES = {
     "augment": "transforms",
     "core": "batch",
@@ -76,9 +78,13 @@ def current_terms(names: Sequence[str]) -> list[str]:
 
 def _current_override(change: Any) -> Any:
     """Such as objective.relation_weight=1 for objective.kinship=1."""
-    if not isinstance(change, str) or not change.startswith("objective."):
+    if not isinstance(change, str):
         return change
     path, equals, text = change.partition("=")
+    if path in _EXPERIMENT_FIELDS:
+        return f"{_EXPERIMENT_FIELDS[path]}{equals}{text}"
+    if not path.startswith("objective."):
+        return change
     owner, _, field = path.rpartition(".")
     return f"{owner}.{_FIELDS.get(field, field)}{equals}{text}"
 
@@ -93,4 +99,6 @@ def _current_tree(tree: Any) -> Any:
     if isinstance(kind, str) and kind in _KINDS:
         renamed = {_FIELDS.get(name, name): value for name, value in current.items()}
         return {**renamed, "kind": _KINDS[kind]}
+    if kind == "Experiment":
+        return {_EXPERIMENT_FIELDS.get(name, name): value for name, value in current.items()}
     return current

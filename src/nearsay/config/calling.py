@@ -31,7 +31,7 @@ from nearsay.config.text import (
 )
 from nearsay.errors import ConfigError
 
-FILES = ("relabeled", "init")
+FILES = ("labels_file", "init")
 """Fields of an experiment that are files, or folders."""
 
 # What trains on data with these endings.

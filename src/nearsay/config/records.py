@@ -121,15 +121,15 @@ def default_sweep_folder(recipe: str, arguments: Sequence[str], overrides: Seque
     return Path("runs", f"sweep-{run_name(origin)}")
 
 
-def command_again(origin: Mapping[str, Any], *, relabeled: Path, out: Path) -> str:
+def command_again(origin: Mapping[str, Any], *, labels_file: Path, out: Path) -> str:
     """The command line that repeats a run with other labels, all of them labeled."""
     words = ["nearsay", "train", origin["recipe"]]
     words += [f"{key}={whole_path(text, origin)}" for key, text in origin["arguments"].items()]
     for change in origin["overrides"]:
         key, _, text = change.partition("=")
-        if key not in ("relabeled", "labeled"):
+        if key not in ("labels_file", "labeled"):
             words += ["--set", f"{key}={whole_path(text, origin)}"]
-    return shlex.join([*words, "--set", f"relabeled={relabeled}", "--out", str(out)])
+    return shlex.join([*words, "--set", f"labels_file={labels_file}", "--out", str(out)])
 
 
 def _dataclass_tree(value: Any) -> dict[str, Any]:

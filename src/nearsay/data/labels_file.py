@@ -1,4 +1,4 @@
-"""The file labels.npz of a run, and files of other labels for `relabeled=`.
+"""The file labels.npz of a run, and files of other labels for `labels_file=`.
 
 `labels.npz` holds the labels that were learned, what is known of their noise, which examples were
 trained on or held out, and digests that show whether the data has changed since.
@@ -79,7 +79,7 @@ def recorded_digest(content: bytes, name: str = "inputs") -> str:
 
 
 def pack_relabeled(given: Tensor, content: bytes) -> bytes:
-    """The content of a file for `relabeled=`: other labels for the examples of a `labels.npz`."""
+    """The content of a file for `labels_file=`: other labels for the examples of a `labels.npz`."""
     with _opened(content) as arrays:
         kept = {}
         for name in ("classes", "inputs", "names"):
@@ -91,8 +91,8 @@ def pack_relabeled(given: Tensor, content: bytes) -> bytes:
 
 
 def read_relabeled(path: Path, labels: Labels, inputs: Inputs) -> Tensor:
-    """(N,) the labels of a file for `relabeled=`; ValueError if they do not belong to the data."""
-    field = f"relabeled={str(path)!r}"
+    """(N,) the labels of a file for `labels_file=`; ValueError if they do not belong to the data."""
+    field = f"labels_file={str(path)!r}"
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             missing = {"given", "classes"}.difference(arrays.files)

@@ -66,7 +66,7 @@ def clean_run(
     drop_below: float | None = None,
     corrections: Path | None = None,
 ) -> Cleaned:
-    """Write new labels for an audited run, which `--set relabeled=FOLDER/cleaned.npz` trains on.
+    """Write new labels for an audited run, which `--set labels_file=FOLDER/cleaned.npz` trains on.
 
     An issue of `audit.csv` gets its suggestion, or loses its label, or is left for review. If the
     audit itself is not reliable, all of them are left for review unless limits are given, because

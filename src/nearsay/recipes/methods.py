@@ -99,7 +99,7 @@ class Choice(NamedTuple):
         }
         if self.networks == 2:
             # ELR+ evaluates the networks themselves. Their averages only teach.
-            fields |= {"networks": 2, "averaging": 0.997, "judged": "networks"}
+            fields |= {"networks": 2, "averaging": 0.997, "eval_weights": "networks"}
         if self.is_strong:
             start = max(1.0, round(epochs / 10))
             vote: Any = self.objective

@@ -232,7 +232,7 @@ def _next_steps(findings: Findings) -> Markup:
     steps = {
         f"nearsay review {name}": "go through the suspicious labels and decide, by keyboard",
         f"nearsay clean {name}": "write labels without the wrong ones; nothing of yours is changed",
-        f"nearsay train … --set relabeled={name}/cleaned.npz": "train again on them",
+        f"nearsay train … --set labels_file={name}/cleaned.npz": "train again on them",
     }
     code = Markup("<code>{}</code>")
     heading = Markup("<h3>What to do next, in the folder that holds the run</h3>")

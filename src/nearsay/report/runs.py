@@ -71,7 +71,7 @@ class FinishedRun:
         The hash is part of it because a second cleaning may write other labels to the same file.
         With few labels (`labeled`) every seed hides other ones, so the hash is left out.
         """
-        file = self.settings.get("relabeled")
+        file = self.settings.get("labels_file")
         if not isinstance(file, str):
             return None
         label_hash = self.label_hash if self.settings.get("labeled", 1) == 1 else ""
@@ -443,7 +443,7 @@ def _identity(run: FinishedRun) -> str:
 def _settings(run: FinishedRun, *left_out: str) -> str:
     """All that makes two runs the same, as text; "machine" only says where a run took place."""
     # The hash of replaced labels counts as a setting, because their file may change.
-    settings = {**run.settings, "relabeled": run.relabeled()}
+    settings = {**run.settings, "labels_file": run.relabeled()}
     return json.dumps(_without(settings, "machine", *left_out), sort_keys=True)
 
 

@@ -227,7 +227,7 @@ def _judge(call: Call) -> tuple[Any, Any]:
     # Held-out examples are chosen by their given labels.
     given = None
     if experiment.held_out:
-        given = to_tree([experiment.noise, experiment.relabeled, experiment.labeled])
+        given = to_tree([experiment.noise, experiment.labels_file, experiment.labeled])
     return (data, experiment.validation_labels), (experiment.held_out, given)
 
 

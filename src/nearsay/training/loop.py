@@ -336,7 +336,7 @@ class _Training:
 
     def _judged_networks(self, done: int) -> list[Module]:
         """The networks to evaluate: the averaged ones, if any, with statistics of their own."""
-        if self.experiment.averaging is None or self.experiment.judged == "networks":
+        if self.experiment.averaging is None or self.experiment.eval_weights == "networks":
             return [learner.network for learner in self.step.learners]
         # The statistics are measured on the first batches of the current pass, augmented as they
         # were in training.

@@ -273,7 +273,7 @@ def propagate(
         folder: The run.
         k: The number of neighbors.
         mu: The weight of the given labels.
-        out: The file, for `--set relabeled=FILE`; by default `propagated.npz` in the folder.
+        out: The file, for `--set labels_file=FILE`; by default `propagated.npz` in the folder.
 
     Returns:
         How many labels changed, and how many are right before and after, if that is known.

@@ -199,21 +199,21 @@ def check_same(run: LockedRun, experiment: Experiment) -> None:
 
 
 def check_relabeled(run: LockedRun, experiment: Experiment) -> None:
-    """Refuse a finished run if the file of `relabeled` holds other labels now.
+    """Refuse a finished run if the file of `labels_file` holds other labels now.
 
     After another `nearsay clean` its result could be taken for that of the new labels.
     """
     # With labeled < 1 most labels of the run are hidden, so they differ from the file.
-    if experiment.relabeled is None or experiment.labeled != 1:
+    if experiment.labels_file is None or experiment.labeled != 1:
         return
     try:
-        now = recorded_rows(Path(experiment.relabeled).read_bytes(), "given")
+        now = recorded_rows(Path(experiment.labels_file).read_bytes(), "given")
     except (OSError, ValueError):
         # The file was moved or removed since, so nothing shows other labels.
         return
     if now.tolist() != read_labels(run.path).given.tolist():
         raise RunError(
-            f"{run.path} has learned other labels than relabeled={experiment.relabeled!r} holds "
+            f"{run.path} has learned other labels than labels_file={experiment.labels_file!r} holds "
             f"now; {_OTHER_FOLDER}",
             BAD_DATA,
         )

@@ -223,8 +223,8 @@ def _learned_labels(
     """The labels after noise and corrections, without those that are to be hidden."""
     if noise is not None:
         labels = noise(labels, inputs if isinstance(inputs, Tensor) else None)
-    if experiment.relabeled is not None:
-        given = read_relabeled(Path(experiment.relabeled), labels, inputs)
+    if experiment.labels_file is not None:
+        given = read_relabeled(Path(experiment.labels_file), labels, inputs)
         labels = Labels(given, labels.clean, labels.classes)
     if experiment.labeled == 1:
         return labels
@@ -252,13 +252,13 @@ def _other_labels(experiment: Experiment, pure: Labels, inputs: Inputs) -> Tenso
 
 def _row_notes(experiment: Experiment, inputs: Inputs) -> list[str]:
     """A note if labels by row number meet other arrays than those that they were made for."""
-    if experiment.relabeled is None or isinstance(inputs, Files):
+    if experiment.labels_file is None or isinstance(inputs, Files):
         return []
-    made_for = recorded_digest(Path(experiment.relabeled).read_bytes())
+    made_for = recorded_digest(Path(experiment.labels_file).read_bytes())
     if not made_for or made_for == digest_inputs(inputs):
         return []
     return [
-        f"relabeled={experiment.relabeled!r} was made for other inputs and labels examples by row "
+        f"labels_file={experiment.labels_file!r} was made for other inputs and labels examples by row "
         "number; make sure that the rows are the same examples in the same order"
     ]
 
