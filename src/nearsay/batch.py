@@ -439,3 +439,6 @@ def _check_labels(name: str, labels: Tensor, num_classes: int) -> None:
                 f"{name} must be from 0 to {num_classes - 1}, or -1 for unlabeled, got "
                 f"{outside[0].item()}."
             )
+
+
+Inputs = Tensor | Files

@@ -102,7 +102,7 @@ def test_labels_may_be_searched_if_the_data_has_its_own_validation_set(tmp_path)
     assert [choice.texts for choice in space.choices if choice.is_open] == [("none", "a.npz")]
     # Without a split, some of the training examples are held out.
     np.savez(tmp_path / "f.npz", features=table, labels=labels)
-    with pytest.raises(ConfigError, match="relabeled"):
+    with pytest.raises(ConfigError, match="labels_file"):
         make_space("embeddings", arguments, lists)
 
 

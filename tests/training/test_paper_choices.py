@@ -178,7 +178,7 @@ def test_propagated_labels_are_better_and_can_be_learned(tmp_path):
     assert result["labels"]["effective_rate"] == pytest.approx(1 - found["accuracy_after"])
     with pytest.raises(ValueError, match=r"labels_file=.*nothing\.npz"):
         open_splits(replace(call.experiment, labels_file=str(tmp_path / "nothing.npz")))
-    with pytest.raises(ValueError, match="relabeled"):
+    with pytest.raises(ValueError, match="labels_file"):
         open_splits(replace(SMALL, labels_file=found["file"]))
 
 

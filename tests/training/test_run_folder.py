@@ -300,7 +300,7 @@ def test_other_labels_and_weights_by_a_relative_path_are_found_from_anywhere(
     path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": to_tree(plain)}))
     for same in (call.experiment, plain, replace(plain, labels_file="./labels.npz")):
         assert train(same, "run")["finished"]
-    with pytest.raises(ConfigError, match=r"relabeled: .*other.npz"):
+    with pytest.raises(ConfigError, match=r"labels_file: .*other.npz"):
         train(replace(plain, labels_file="other.npz"), "run")
     monkeypatch.chdir("/")
     assert read_experiment(tmp_path / "run") == call.experiment

@@ -15,8 +15,7 @@ from nearsay.errors import INTERNAL, ConfigError
 from nearsay.training.progress import AnyDisplay, counted, make_display, make_table, print_table
 
 if TYPE_CHECKING:  # these import torch
-    from nearsay.sweep.planning import Planned, Space
-    from nearsay.sweep.running import Outcome
+    from nearsay.sweep.planning import Outcome, Planned, Space
     from nearsay.sweep.table import Summary
 
 

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 """An experiment, or another frozen dataclass."""
 
 if TYPE_CHECKING:
-    from nearsay.config.own_files import OwnFiles
+    pass
 
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 # Neither infinity nor NaN, because JSON has neither.
@@ -71,7 +71,7 @@ def split_pairs(words: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def read_text(key: str, text: str, declared: Any, own: "OwnFiles | None" = None) -> Any:
+def read_text(key: str, text: str, declared: Any, own: Any = None) -> Any:
     """The text as a value of the declared type; ConfigError says what would be one.
 
     Where an object can stand, FILE.py:NAME is the object of that name in one of the `own` files.
@@ -178,7 +178,7 @@ def fit(key: str, value: Any, declared: Any) -> Any:
     )
 
 
-def override(experiment: Value, change: str, own: "OwnFiles | None" = None) -> Value:
+def override(experiment: Value, change: str, own: Any = None) -> Value:
     """The experiment with one field changed: `objective.k=5`, `mixup=none`, `mixup.alpha=1`.
 
     `augment.transforms.0.padding=2` changes an item of a tuple, `objective=my_loss.py:SCE` puts an
@@ -198,7 +198,7 @@ def override(experiment: Value, change: str, own: "OwnFiles | None" = None) -> V
 class _Change:
     """One text that takes the place of one value, some steps inside an experiment."""
 
-    def __init__(self, steps: list[str], text: str, own: "OwnFiles | None") -> None:
+    def __init__(self, steps: list[str], text: str, own: Any) -> None:
         self.steps, self.text, self.own = steps, text, own
 
     def of(self, value: Any, declared: Any, depth: int) -> Any:

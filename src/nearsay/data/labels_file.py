@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearsay.batch import Files, Labels
-from nearsay.data.loader import Inputs
+from nearsay.batch import Files, Inputs, Labels
 from nearsay.errors import one_line
 from nearsay.noise import fingerprint, measure_noise
 

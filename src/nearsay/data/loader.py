@@ -28,14 +28,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from nearsay import rng
-from nearsay.batch import PADDING, Files
+from nearsay.batch import PADDING, Files, Inputs
 from nearsay.data.images import decode
 from nearsay.errors import BadImage, ImageError, WorkerError
 from nearsay.transforms.geometry import RandomResizedCrop
 from nearsay.transforms.views import Augment, Transform, Views, make_draws
 from nearsay.validation import check_that
 
-Inputs = Tensor | Files
 _Edges = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
 MARGIN = (
     224 / 256

@@ -23,9 +23,9 @@ from torch.export import Dim
 from torch.fx.experimental import _config as shape_choices
 
 from nearsay._version import __version__
-from nearsay.batch import Outputs, Predictions
+from nearsay.batch import Inputs, Outputs, Predictions
 from nearsay.config.records import to_tree
-from nearsay.data.loader import MARGIN, Inputs, finish, num_workers, sweep
+from nearsay.data.loader import MARGIN, finish, num_workers, sweep
 from nearsay.errors import one_line
 from nearsay.integrations import import_library
 from nearsay.models.heads import LinearHead

@@ -18,8 +18,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from nearsay.batch import Files, Labels
-from nearsay.data.loader import Inputs
+from nearsay.batch import Files, Inputs, Labels
 from nearsay.errors import BAD_DATA, RunError, one_line
 from nearsay.label_issues.run_audit import RunAudit, table_bytes
 from nearsay.training.checkpoints import COPY, open_run, write_whole

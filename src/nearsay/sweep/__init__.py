@@ -4,8 +4,8 @@
 before anything runs.
 """
 
-from nearsay.sweep.planning import Planned, Space, grid, make_space
-from nearsay.sweep.running import Outcome, run_all
-from nearsay.sweep.searching import Found, search
+from nearsay.sweep.planning import Found, Outcome, Planned, Space, grid, make_space
+from nearsay.sweep.running import run_all
+from nearsay.sweep.searching import search
 
 __all__ = ["Found", "Outcome", "Planned", "Space", "grid", "make_space", "run_all", "search"]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from nearsay.config.calling import Call, apply_overrides, call_recipe
@@ -246,3 +247,24 @@ def _check_validation(recipe: str, call: Call) -> None:
             f"the recipe {recipe} has no validation examples, and hyper-parameters are never "
             "chosen on test. Hold some out with --set held_out=0.1."
         )
+
+
+class Outcome(NamedTuple):
+    """The end of a planned run; Any is the type of JSON."""
+
+    name: str
+    words: tuple[str, ...]  # that `nearsay train` would take for it
+    folder: Path
+    result: dict[str, Any] | None = None  # None if it failed
+    code: int = 0  # the exit code of the failure
+    error: str = ""  # its message
+    is_new: bool = True  # not finished before
+
+
+class Found(NamedTuple):
+    """The result of a search."""
+
+    outcomes: list[Outcome]  # of all trials with runs in this folder, in their order
+    best: Planned | None  # None if no trial has succeeded
+    accuracy: float | None  # of the best on validation, after the last epoch
+    num_elsewhere: int  # finished trials of other machines, or with runs that are gone

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from nearsay import distributed
 from nearsay.errors import (
@@ -27,7 +27,7 @@ from nearsay.errors import (
     exit_code,
     explain,
 )
-from nearsay.sweep.planning import Planned
+from nearsay.sweep.planning import Outcome, Planned
 from nearsay.training.checkpoints import LockedRun
 from nearsay.training.loop import train
 from nearsay.training.progress import Display
@@ -38,18 +38,6 @@ _PAUSE = 0.05  # seconds between two looks at processes
 # Seconds to wait for a run that is in use: one that a killed sweep has left ends by itself.
 _PATIENCE = 30.0
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Outcome(NamedTuple):
-    """The end of a planned run; Any is the type of JSON."""
-
-    name: str
-    words: tuple[str, ...]  # that `nearsay train` would take for it
-    folder: Path
-    result: dict[str, Any] | None = None  # None if it failed
-    code: int = 0  # the exit code of the failure
-    error: str = ""  # its message
-    is_new: bool = True  # not finished before
 
 
 class _Process(NamedTuple):

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nearsay.errors import LOCKED, USAGE, ConfigError, Stopped, StorageError, first_line
-from nearsay.sweep.planning import Choice, Planned, Space, plan
-from nearsay.sweep.running import Outcome, run_each
+from nearsay.sweep.planning import Choice, Found, Outcome, Planned, Space, plan
+from nearsay.sweep.running import run_each
 from nearsay.training.progress import Display
 from nearsay.training.run_folder import read_result
 
@@ -25,15 +25,6 @@ if TYPE_CHECKING:  # an extra
     from optuna.trial import FrozenTrial
 
 JOURNAL = "trials.journal"
-
-
-class Found(NamedTuple):
-    """The result of a search."""
-
-    outcomes: list[Outcome]  # of all trials with runs in this folder, in their order
-    best: Planned | None  # None if no trial has succeeded
-    accuracy: float | None  # of the best on validation, after the last epoch
-    num_elsewhere: int  # finished trials of other machines, or with runs that are gone
 
 
 def search(

@@ -17,8 +17,7 @@ from nearsay.report.runs import (
     judges_differ,
     read_run,
 )
-from nearsay.sweep.running import Outcome
-from nearsay.sweep.searching import Found
+from nearsay.sweep.planning import Found, Outcome
 from nearsay.training.checkpoints import write_whole
 from nearsay.training.progress import percent
 

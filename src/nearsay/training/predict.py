@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import Conv2d, Module
 
 from nearsay import distributed, metrics
-from nearsay.batch import PADDING, Files, Labels, Outputs, Predictions
+from nearsay.batch import PADDING, Files, Inputs, Labels, Outputs, Predictions
 from nearsay.data.labels_file import pack_relabeled
-from nearsay.data.loader import MARGIN, Inputs, finish, num_workers, sweep
+from nearsay.data.loader import MARGIN, finish, num_workers, sweep
 from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError, one_line
 from nearsay.experiment import Experiment
 from nearsay.files import load_sealed

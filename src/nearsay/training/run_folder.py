@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from nearsay import config
-from nearsay.batch import Labels, Predictions
+from nearsay.batch import Inputs, Labels, Predictions
 from nearsay.data.labels_file import (
     digest_inputs,
     pack_labels,
@@ -24,7 +24,6 @@ from nearsay.data.labels_file import (
     recorded_rows,
     unpack_labels,
 )
-from nearsay.data.loader import Inputs
 from nearsay.errors import BAD_DATA, CANNOT_CREATE, RunError
 from nearsay.experiment import Experiment
 from nearsay.files import load_sealed

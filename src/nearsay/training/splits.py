@@ -14,17 +14,9 @@ import torch
 from torch import Tensor
 
 from nearsay import distributed, rng
-from nearsay.batch import Files, Labels, Noise, Split
+from nearsay.batch import Files, Inputs, Labels, Noise, Split
 from nearsay.data.labels_file import digest_inputs, file_size, read_relabeled, recorded_digest
-from nearsay.data.loader import (
-    Inputs,
-    Order,
-    Rows,
-    Stream,
-    is_resident,
-    num_workers,
-    training_reader,
-)
+from nearsay.data.loader import Order, Rows, Stream, is_resident, num_workers, training_reader
 from nearsay.errors import NoSplit
 from nearsay.experiment import Experiment
 from nearsay.noise import OpenSet, split_balanced
