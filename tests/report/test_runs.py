@@ -47,7 +47,7 @@ def test_a_run_that_was_made_again_is_no_further_seed(tmp_path):
 
 @pytest.mark.parametrize("labeled", [1.0, 0.5])
 def test_runs_on_labels_that_were_cleaned_again_since_are_not_one_group(tmp_path, labeled):
-    settings = {"relabeled": "run/cleaned.npz", "labeled": labeled}
+    settings = {"labels_file": "run/cleaned.npz", "labeled": labeled}
     runs = []
     for name, seed in (("first", 0), ("second", 1), ("again", 0)):
         runs.append(write_run(tmp_path / name, seed=seed, settings=settings, num_trained=20))

@@ -272,7 +272,7 @@ def test_a_matrix_too_large_to_be_read_is_left_out(
 # Splits
 
 HELD_OUT = {"accuracy": {"validation": {"final": 0.625, "last_10": 0.5}}}
-CLEANED = {"relabeled": "a/cleaned.npz"}
+CLEANED = {"labels_file": "a/cleaned.npz"}
 
 
 @pytest.mark.parametrize(

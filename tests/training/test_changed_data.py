@@ -105,7 +105,7 @@ def test_labels_by_number_for_other_features_are_noted_and_not_refused(tmp_path)
     assert not open_splits(experiment).notes
     np.savez(tmp_path / "data.npz", features=features[::-1], labels=np.arange(40)[::-1] % 2)
     (note,) = open_splits(experiment).notes
-    assert "relabeled" in note
+    assert "labels_file" in note
 
 
 def test_a_missing_file_of_labels_is_told_with_what_makes_one(tmp_path):
