@@ -140,27 +140,29 @@ def test_the_code_of_the_contributors_guide_runs():
         targets=nearsay.one_hot(labels.given, len(labels.classes)),
         indices=torch.arange(10),
     )
-    objective = nearsay.NCR(k=3, base=names["GCE"](q=1.0))
+    objective = nearsay.NCR(k=3, base=nearsay.as_objective(names["SCE"](a=0.0, b=0.5)))
     total, terms = objective(
         network(batch.inputs), batch, torch.tensor(0.0), {}, objective.phase(0, {})
     )
     total.backward()
-    assert set(terms) == {"gce", "ncr", "isolated"}
+    assert set(terms) == {"sce", "ncr", "isolated"}
     assert network.fc.weight.grad.abs().sum() > 0
     own = network(batch.inputs).logits.softmax(dim=1)[torch.arange(10), labels.given]
-    torch.testing.assert_close(
-        terms["gce"], (1 - own).mean().detach()
-    )  # at q = 1 it is the mean absolute error
+    # Without the cross-entropy it is the mean absolute error times −log 0 = 4.
+    torch.testing.assert_close(terms["sce"], (0.5 * 4 * (1 - own)).mean().detach())
 
 
-def test_the_data_set_and_the_backbone_of_the_contributors_guide_train(tmp_path):
-    _, data_set, backbone = blocks(read("CONTRIBUTING.md"), "python")
+def test_the_loss_the_data_set_and_the_network_of_the_contributors_guide_train(tmp_path):
+    loss, data_set, backbone = blocks(read("CONTRIBUTING.md"), "python")
     names = {"__name__": "guide"}
-    exec(data_set, names)
-    exec(backbone, names)
+    for block in (loss, data_set, backbone):
+        exec(block, names)
+    data = names["Stripes"]()
+    assert nearsay.data.describe(data).shape == data.open("train").inputs.shape[1:]
     experiment = Experiment(
-        data=names["Stripes"](),
+        data=data,
         backbone=names["SmallConvolution"](),
+        objective=nearsay.as_objective(names["SCE"]()),
         epochs=8,
         batch_size=20,
         optimizer=SGD(lr=0.1),
