@@ -107,6 +107,16 @@ def test_the_audit_of_the_readme_prints_what_it_shows(capsys):
     assert f"Of the first 200 labels in this order {is_wrong[:200].sum()} are wrong ones" in text
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_the_training_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    [code] = [block for block in blocks(read("README.md"), "python") if "nearsay.train" in block]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    assert re.search(r"^0\.\d+ <Audit of 1347 labels in 10 classes: ", capsys.readouterr().out)
+    assert names["same"].result == names["run"].result
+
+
 def test_the_two_networks_of_the_page_about_loops_learn():
     [shown] = [
         block for block in blocks(read("docs/adapters.md"), "python") if "AveragedModel" in block
@@ -176,8 +186,9 @@ def test_the_recipe_of_the_training_page_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(called, names)
-    assert names["result"]["accuracy"]["test"]["final"] > 0.9
-    assert open_trained(tmp_path / "runs" / "mine").experiment == names["call"].experiment
+    assert names["run"].result["accuracy"]["test"]["final"] > 0.9
+    assert open_trained(tmp_path / "runs" / "mine").experiment == names["run"].experiment
+    assert names["run"].experiment.backbone.hidden == (128,)
 
 
 def test_the_code_of_the_audit_page_runs(capsys):
