@@ -107,6 +107,16 @@ def test_the_audit_of_the_readme_prints_what_it_shows(capsys):
     assert f"Of the first 200 labels in this order {is_wrong[:200].sum()} are wrong ones" in text
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_the_training_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    [code] = [block for block in blocks(read("README.md"), "python") if "nearsay.train" in block]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    assert re.search(r"^0\.\d+ <Audit of 1347 labels in 10 classes: ", capsys.readouterr().out)
+    assert names["same"].result == names["run"].result
+
+
 def test_the_two_networks_of_the_page_about_loops_learn():
     [shown] = [
         block for block in blocks(read("docs/adapters.md"), "python") if "AveragedModel" in block
@@ -140,27 +150,29 @@ def test_the_code_of_the_contributors_guide_runs():
         targets=nearsay.one_hot(labels.given, len(labels.classes)),
         indices=torch.arange(10),
     )
-    objective = nearsay.NCR(k=3, base=names["GCE"](q=1.0))
+    objective = nearsay.NCR(k=3, base=nearsay.as_objective(names["SCE"](a=0.0, b=0.5)))
     total, terms = objective(
         network(batch.inputs), batch, torch.tensor(0.0), {}, objective.phase(0, {})
     )
     total.backward()
-    assert set(terms) == {"gce", "ncr", "isolated"}
+    assert set(terms) == {"sce", "ncr", "isolated"}
     assert network.fc.weight.grad.abs().sum() > 0
     own = network(batch.inputs).logits.softmax(dim=1)[torch.arange(10), labels.given]
-    torch.testing.assert_close(
-        terms["gce"], (1 - own).mean().detach()
-    )  # at q = 1 it is the mean absolute error
+    # Without the cross-entropy it is the mean absolute error times −log 0 = 4.
+    torch.testing.assert_close(terms["sce"], (0.5 * 4 * (1 - own)).mean().detach())
 
 
-def test_the_data_set_and_the_backbone_of_the_contributors_guide_train(tmp_path):
-    _, data_set, backbone = blocks(read("CONTRIBUTING.md"), "python")
+def test_the_loss_the_data_set_and_the_network_of_the_contributors_guide_train(tmp_path):
+    loss, data_set, backbone = blocks(read("CONTRIBUTING.md"), "python")
     names = {"__name__": "guide"}
-    exec(data_set, names)
-    exec(backbone, names)
+    for block in (loss, data_set, backbone):
+        exec(block, names)
+    data = names["Stripes"]()
+    assert nearsay.data.describe(data).shape == data.open("train").inputs.shape[1:]
     experiment = Experiment(
-        data=names["Stripes"](),
+        data=data,
         backbone=names["SmallConvolution"](),
+        objective=nearsay.as_objective(names["SCE"]()),
         epochs=8,
         batch_size=20,
         optimizer=SGD(lr=0.1),
@@ -174,8 +186,9 @@ def test_the_recipe_of_the_training_page_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(called, names)
-    assert names["result"]["accuracy"]["test"]["final"] > 0.9
-    assert open_trained(tmp_path / "runs" / "mine").experiment == names["call"].experiment
+    assert names["run"].result["accuracy"]["test"]["final"] > 0.9
+    assert open_trained(tmp_path / "runs" / "mine").experiment == names["run"].experiment
+    assert names["run"].experiment.backbone.hidden == (128,)
 
 
 def test_the_code_of_the_audit_page_runs(capsys):

@@ -83,7 +83,7 @@ def make_page(folder: Path) -> str:
         blocks += [*_protocol(protocol, numbers, wanted), *questions.variations(numbers, wanted)]
     blocks += [*_probes(folder), *_changed(changed), f"## How `{OWN}` came to be as it is"]
     blocks += [
-        f"[method.md](method.md#{OWN}) explains the words.",
+        "[method.md](method.md#neighborvote) explains the words.",
         _written(folder / CHOICES, everything),
     ]
     return "\n\n".join([*blocks, *_machines(records), *_all_runs(records, wanted)]) + "\n"
