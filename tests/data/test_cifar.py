@@ -57,30 +57,28 @@ class StandIn:
     """
 
     def __init__(self, name, root, monkeypatch):
-        self.name, self.monkeypatch = name, monkeypatch
-        self.folder = root / ORIGINALS[name].folder
+        self.name, self.monkeypatch, original = name, monkeypatch, ORIGINALS[name]
+        self.folder = root / original.folder
         self.folder.mkdir(parents=True)
         is_ten = name == "cifar10"
         self.num_classes, kind = (10, "") if is_ten else (100, "fine_")
-        generator = np.random.default_rng(7)
+        draw = np.random.default_rng(7)
         self.pixels, self.labels = {}, {}
-        for split, files in ORIGINALS[name].splits.items():
-            self.pixels[split] = generator.integers(
-                0, 256, (4 * len(files), 3, 32, 32), dtype=np.uint8
-            )
-            self.labels[split] = generator.integers(0, self.num_classes, 4 * len(files)).tolist()
+        for split, files in original.splits.items():
+            num = 4 * len(files)
+            self.pixels[split] = draw.integers(0, 256, (num, 3, 32, 32), dtype=np.uint8)
+            self.labels[split] = draw.integers(0, self.num_classes, num).tolist()
             for part, file in enumerate(files):
                 rows = slice(4 * part, 4 * part + 4)
                 record = {"batch_label": f"part {part}", f"{kind}labels": self.labels[split][rows]}
                 record["data"] = self.pixels[split][rows].reshape(4, 3072)
                 record["filenames"] = ["one.png", "two.png", "three.png", "four.png"]
                 self.write(file, written(record))
-        self.classes = tuple(
-            f"{'kind' if is_ten else 'fine kind'} {number}" for number in range(self.num_classes)
-        )
+        title = "kind" if is_ten else "fine kind"
+        self.classes = tuple(f"{title} {number}" for number in range(self.num_classes))
         meta = {"num_vis": 3072, f"{kind}label_names": list(self.classes)}
         self.write(
-            ORIGINALS[name].meta, written(meta if is_ten else meta | {"coarse_label_names": ["no"]})
+            original.meta, written(meta | ({} if is_ten else {"coarse_label_names": ["no"]}))
         )
 
     def write(self, file, content):
@@ -91,9 +89,8 @@ class StandIn:
         self.monkeypatch.setitem(ORIGINALS, self.name, ORIGINALS[self.name]._replace(**fields))
 
     def open(self, split="train", **fields):
-        return {"cifar10": Cifar10, "cifar100": Cifar100}[self.name](
-            path=self.folder, **fields
-        ).open(split)
+        kind = Cifar10 if self.name == "cifar10" else Cifar100
+        return kind(path=self.folder, **fields).open(split)
 
 
 @pytest.fixture(params=["cifar10", "cifar100"])
@@ -121,7 +118,6 @@ def test_images_labels_and_classes_come_out_in_order(data):
         assert inputs.dtype == torch.uint8
         assert inputs.is_contiguous()
         assert torch.equal(inputs, torch.from_numpy(data.pixels[split]))
-        assert labels.given.dtype == torch.int64
         assert labels.given.tolist() == labels.clean.tolist() == data.labels[split]
         assert labels.given is not labels.clean
         assert labels.classes == data.classes
@@ -195,10 +191,10 @@ def test_what_is_missing_is_named(data, tmp_path):
 
 class Hostile:
     def __init__(self, sentinel, call=os.mkdir):
-        self.call, self.sentinel = call, sentinel
+        self.asks = call, (str(sentinel),)
 
     def __reduce__(self):
-        return self.call, (str(self.sentinel),)
+        return self.asks
 
     def pickle(self, protocol=2):
         return pickle.dumps(self, protocol)
