@@ -226,6 +226,7 @@ BAD_PICKLES = {
     "no data": written({"labels": [1, 2]}),
     "data that are text": written({"labels": [1, 2], "data": "pixels"}),
     "an array that was never filled": START + b"cnumpy\nndarray\n)Ru.",
+    "other types": written({"labels": [1, 2], "data": PIXELS.astype(np.int64)}),
     "floats": written({"labels": [1, 2], "data": PIXELS.astype(np.float32)}),
     "fewer labels": written({"labels": [1], "data": PIXELS}),
     "labels that are names": written({"labels": ["a", "b"], "data": PIXELS}),
