@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearsay import ELR, NCR, Batch, ncr, one_hot, pad
+from nearsay import ELR, NCR, Batch, one_hot, pad
 from nearsay.batch import PADDING
 
 
@@ -26,7 +26,7 @@ def test_a_batch_is_padded_with_rows_that_are_nobody(num_rows):
     assert batch.indices.tolist() == [0, 1, 2, PADDING, PADDING][:num_rows]
 
 
-@pytest.mark.parametrize("num_rows", ["x", None, 4.5, True, 2, -1])
+@pytest.mark.parametrize("num_rows", ["x", None, 4.5, True, 2])
 def test_a_number_of_rows_that_cannot_be_reached_is_refused(num_rows):
     with pytest.raises(ValueError, match="num_rows"):
         pad(batch_of(3), num_rows)
@@ -38,17 +38,8 @@ def test_lists_are_not_padded(name):
         pad(replace(batch_of(3), **{name: [0, 0, 0]}), 5)
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: NCR(alpha=np.float32(0.5)), "alpha"),
-        (lambda: ELR(weight=np.int64(3)), "weight"),
-        (
-            lambda: ncr(torch.ones(4, 3), torch.ones(4, 5), temperature=np.float32(2)),
-            "temperature",
-        ),
-    ],
-)
-def test_a_number_of_numpy_is_refused_as_records_could_not_hold_it(make, name):
-    with pytest.raises(ValueError, match=name):
-        make()
+def test_a_number_of_numpy_is_refused_as_records_could_not_hold_it():
+    with pytest.raises(ValueError, match="alpha"):
+        NCR(alpha=np.float32(0.5))
+    with pytest.raises(ValueError, match="weight"):
+        ELR(weight=np.int64(3))

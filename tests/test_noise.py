@@ -3,7 +3,7 @@ import inspect
 import json
 import math
 import struct
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,9 +30,8 @@ from nearsay.noise import (
     split_balanced,
 )
 
-SMALLEST_P = (
-    1e-4  # seeds are fixed, so a right model either passes or not; it fails such a look once in 10⁴
-)
+# Seeds are fixed: a right model either passes or not. It fails such a look once in 10⁴.
+SMALLEST_P = 1e-4
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -45,112 +44,12 @@ willow_tree wolf woman worm
 """
 CIFAR100 = tuple(CIFAR100_NAMES.split())
 # the superclass of each class of CIFAR-100 by number, as the original files say it
-COARSE = [
-    *(
-        4,
-        1,
-        14,
-        8,
-        0,
-        6,
-        7,
-        7,
-        18,
-        3,
-        3,
-        14,
-        9,
-        18,
-        7,
-        11,
-        3,
-        9,
-        7,
-        11,
-        6,
-        11,
-        5,
-        10,
-        7,
-        6,
-        13,
-        15,
-        3,
-        15,
-        0,
-        11,
-        1,
-        10,
-    ),
-    *(
-        12,
-        14,
-        16,
-        9,
-        11,
-        5,
-        5,
-        19,
-        8,
-        8,
-        15,
-        13,
-        14,
-        17,
-        18,
-        10,
-        16,
-        4,
-        17,
-        4,
-        2,
-        0,
-        17,
-        4,
-        18,
-        17,
-        10,
-        3,
-        2,
-        12,
-        12,
-    ),
-    *(
-        16,
-        12,
-        1,
-        9,
-        19,
-        2,
-        10,
-        0,
-        1,
-        16,
-        12,
-        9,
-        13,
-        15,
-        13,
-        16,
-        19,
-        2,
-        4,
-        6,
-        19,
-        5,
-        5,
-        8,
-        19,
-        18,
-        1,
-        2,
-        15,
-        6,
-        0,
-        17,
-    ),
-    *(8, 14, 13),
-]
+COARSE_NUMBERS = """
+4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10
+12 14 16 9 11 5 5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12
+16 12 1 9 19 2 10 0 1 16 12 9 13 15 13 16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13
+"""
+COARSE = [int(number) for number in COARSE_NUMBERS.split()]
 ROWS = ((0.5, 0.25, 0.25, 0.0), (0.0, 1.0, 0.0, 0.0), (0.1, 0.2, 0.3, 0.4), (0.0, 0.0, 0.9, 0.1))
 
 
@@ -177,17 +76,28 @@ each_of_all = pytest.mark.parametrize("model", ALL.values(), ids=ALL.keys())
 
 
 @each_of_all
-def test_models_are_frozen_values_called_with_labels_and_inputs(model):
+def test_models_are_values_and_draw_from_their_seed_alone(model):
     assert list(inspect.signature(model).parameters) == ["labels", "inputs"]
     assert model == replace(model)
     assert hash(model) == hash(replace(model))
     assert model != replace(model, seed=1)
-    with pytest.raises(FrozenInstanceError):
-        model.seed = 3
+    labels, inputs = labels_of(500), inputs_of(500)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one = model(labels, inputs)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert fingerprint(one) == fingerprint(model(labels, inputs))
+    narrow = model(replace(labels, given=labels.given.to(torch.int16)), inputs)
+    assert fingerprint(narrow) == fingerprint(one)
+    other = replace(model, seed=1)(labels, inputs)
+    assert ((one.given != other.given) | (one.clean != other.clean)).sum() > 50
+    empty = Labels(torch.empty(0, dtype=torch.int64), None, CIFAR10)
+    assert len(model(empty, torch.empty(0, 3, 2, 2)).given) == 0
 
 
 @each_model
-def test_old_labels_become_clean_where_clean_is_unknown_and_nothing_is_changed_in_place(model):
+def test_noise_acts_on_given_and_keeps_or_makes_clean(model):
     labels, inputs = labels_of(200), inputs_of(200)
     noisy = model(labels, inputs)
     assert_close(labels.given, torch.arange(200) % 10)
@@ -195,14 +105,11 @@ def test_old_labels_become_clean_where_clean_is_unknown_and_nothing_is_changed_i
     assert noisy.classes == labels.classes
     assert noisy.given.dtype == torch.int64
     assert (noisy.given != labels.given).any()
-
-
-@each_model
-def test_noise_acts_on_given_and_keeps_clean(model):
-    labels, inputs = labels_of(200), inputs_of(200)
     elsewhere = replace(labels, clean=(labels.given + 3) % 10)
-    assert_close(model(elsewhere, inputs).given, model(labels, inputs).given)
+    assert_close(model(elsewhere, inputs).given, noisy.given)
     assert_close(model(elsewhere, inputs).clean, elsewhere.clean)
+    with pytest.raises(ValueError, match="noise"):
+        model(ONE_CLASS, torch.zeros(3, 1))
 
 
 @each_model
@@ -219,47 +126,8 @@ def test_unlabeled_and_open_set_examples_stay(model):
     assert (noisy.given[2::3] >= 0).all()
 
 
-@each_of_all
-def test_torch_generator_is_neither_used_nor_touched(model):
-    labels, inputs = labels_of(200), inputs_of(200)
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    one = model(labels, inputs)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(1)
-    other = model(labels, inputs)
-    assert fingerprint(one) == fingerprint(other)
-
-
-@each_of_all
-def test_seeds_give_different_noise(model):
-    labels, inputs = labels_of(500), inputs_of(500)
-    one, other = (replace(model, seed=seed)(labels, inputs) for seed in (0, 1))
-    changed, changed_too = (
-        (each.given != labels.given) | (each.clean != labels.given) for each in (one, other)
-    )
-    assert (changed != changed_too).sum() > 50
-
-
-@each_of_all
-def test_empty_data_stays_empty(model):
-    empty = Labels(torch.empty(0, dtype=torch.int64), None, CIFAR10)
-    assert len(model(empty, torch.empty(0, 3, 2, 2)).given) == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
-@each_of_all
-def test_narrow_labels_get_the_same_noise(model, dtype):
-    labels, inputs = labels_of(100), inputs_of(100)
-    narrow = model(replace(labels, given=labels.given.to(dtype)), inputs)
-    wide = model(labels, inputs)
-    assert torch.equal(narrow.given.long(), wide.given)
-    assert torch.equal(narrow.clean.long(), wide.clean)
-    assert fingerprint(narrow) == fingerprint(wide)
-
-
 @pytest.mark.parametrize("redraw", [True, False])
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @drawn(
     num=st.integers(0, 120),
     rate=st.floats(0, 1),
@@ -272,34 +140,22 @@ def test_symmetric_noise_redraws_exactly_the_rounded_share(redraw, num, rate, se
     num_wrong = int((noisy.given != labels.given).sum())
     assert num_wrong <= round(rate * num)
     assert redraw or num_wrong == round(rate * num)
-    assert (
-        Symmetric(rate=rate, seed=seed, redraw=redraw)(labels).given.tolist()
-        == noisy.given.tolist()
-    )
 
 
-def test_symmetric_noise_has_its_effective_rates():
+def test_symmetric_noise_has_its_effective_rates_and_is_uniform():
     labels = labels_of(50_000)
     strict, redrawn = (Symmetric(rate=0.4, redraw=redraw)(labels) for redraw in (False, True))
     assert measure_noise(strict).effective_rate == 0.4
-    num_wrong = int(
-        (redrawn.given != labels.given).sum()
-    )  # 20 000 draws that hit the own class once in ten
+    matrix = measure_noise(strict).matrix
+    assert chisquare(matrix[~torch.eye(10, dtype=torch.bool)]).pvalue > SMALLEST_P
+    # Those chosen are spread over the classes.
+    assert chisquare(matrix.sum(dim=1) - matrix.diagonal()).pvalue > SMALLEST_P
+    # 20 000 draws that hit the own class once in ten
+    num_wrong = int((redrawn.given != labels.given).sum())
     assert abs(num_wrong - 18_000) < 4 * math.sqrt(20_000 * 0.9 * 0.1)
     everyone = Symmetric(rate=1.0)(labels).given
-    assert (
-        chisquare(torch.bincount(everyone * 10 + labels.given, minlength=100)).pvalue > SMALLEST_P
-    )
-
-
-def test_strict_symmetric_noise_is_uniform_over_the_other_classes():
-    labels = labels_of(50_000)
-    matrix = measure_noise(Symmetric(rate=0.5, redraw=False)(labels)).matrix
-    off_diagonal = matrix[~torch.eye(10, dtype=torch.bool)]
-    assert chisquare(off_diagonal).pvalue > SMALLEST_P
-    assert (
-        chisquare(matrix.sum(dim=1) - matrix.diagonal()).pvalue > SMALLEST_P
-    )  # those chosen are spread over classes
+    cells = torch.bincount(everyone * 10 + labels.given, minlength=100)
+    assert chisquare(cells).pvalue > SMALLEST_P
 
 
 @pytest.mark.parametrize(
@@ -321,7 +177,7 @@ def test_who_is_chosen_depends_on_who_they_are_and_not_on_where_they_stand():
     assert_close(noise._choose(0, "a", half, 1.0), order[torch.isin(order, half)])
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.123, 0.4, 0.5, 1.0])
+@pytest.mark.parametrize("rate", [0.0, 0.123, 0.4, 1.0])
 def test_asymmetric_noise_maps_exactly_the_share_of_each_class(rate):
     sizes = [7, 50, 101, 33, 200, 5, 1, 0, 64, 90]
     labels = Labels(torch.arange(10).repeat_interleave(torch.tensor(sizes)), None, CIFAR10)
@@ -333,29 +189,14 @@ def test_asymmetric_noise_maps_exactly_the_share_of_each_class(rate):
     assert_close(measure_noise(Asymmetric(rate=rate, mapping="cifar10")(labels)).matrix, expected)
 
 
-def test_asymmetric_cifar10_noise_of_forty_percent_makes_a_fifth_wrong():
-    assert (
-        measure_noise(Asymmetric(rate=0.4, mapping="cifar10")(labels_of(50_000))).effective_rate
-        == 0.2
-    )
-
-
 def test_classes_are_found_by_name_and_not_by_number():
     turned = CIFAR10[::-1]
     labels = labels_of(1000, turned)
     noisy = Asymmetric(rate=1.0, mapping="cifar10")(labels)
-    names = {
-        turned[a]: turned[b]
-        for a, b in zip(labels.given.tolist(), noisy.given.tolist(), strict=True)
-        if a != b
-    }
-    assert names == {
-        "truck": "automobile",
-        "bird": "airplane",
-        "cat": "dog",
-        "dog": "cat",
-        "deer": "horse",
-    }
+    pairs = {*zip(labels.given.tolist(), noisy.given.tolist(), strict=True)}
+    names = {turned[a]: turned[b] for a, b in pairs if a != b}
+    expected = {"truck": "automobile", "bird": "airplane", "cat": "dog", "dog": "cat"}
+    assert names == expected | {"deer": "horse"}
 
 
 def test_mappings_may_be_pairs_of_names_or_numbers():
@@ -372,55 +213,38 @@ def test_mappings_may_be_pairs_of_names_or_numbers():
 
 
 def test_pair_flips_go_to_the_next_class():
-    labels = labels_of(1000)
-    expected = 55 * torch.eye(10, dtype=torch.int64) + 45 * torch.eye(10, dtype=torch.int64).roll(
-        1, dims=1
-    )
-    assert_close(measure_noise(PairFlip(rate=0.45)(labels)).matrix, expected)
-    assert_close(
-        PairFlip(rate=0.45)(labels).given, Asymmetric(rate=0.45, mapping="next")(labels).given
-    )
-    assert_close(PairFlip(rate=1.0)(labels).given, (labels.given + 1) % 10)
+    labels, eye = labels_of(1000), torch.eye(10, dtype=torch.int64)
+    noisy = PairFlip(rate=0.45)(labels)
+    assert_close(measure_noise(noisy).matrix, 55 * eye + 45 * eye.roll(1, dims=1))
+    assert_close(noisy.given, Asymmetric(rate=0.45, mapping="next")(labels).given)
 
 
 def cifar100_targets(mapping):
     return Asymmetric(rate=1.0, mapping=mapping)(labels_of(100, CIFAR100)).given.tolist()
 
 
-def test_superclass_noise_stays_in_the_true_superclass_and_next_id_noise_does_not():
+def test_superclass_noise_cycles_in_the_true_superclass_and_next_id_noise_does_not():
     assert [*CIFAR100] == sorted(CIFAR100)
-    assert len(CIFAR100) == len(COARSE) == 100
     superclass, blocks = cifar100_targets("cifar100-superclass"), cifar100_targets("cifar100-next")
-    assert sum(COARSE[source] == COARSE[target] for source, target in enumerate(superclass)) == 100
+    for number in range(20):
+        members = [place for place in range(100) if COARSE[place] == number]
+        assert [superclass[place] for place in members] == [*members[1:], members[0]]
     assert sum(COARSE[source] == COARSE[target] for source, target in enumerate(blocks)) == 6
-    for targets in (superclass, blocks):
-        assert sorted(targets) == [*range(100)]
-        assert all(source != target for source, target in enumerate(targets))
+    assert sorted(blocks) == [*range(100)]
     assert blocks[:6] == [1, 2, 3, 4, 0, 6]
     assert blocks[-2:] == [99, 95]
 
 
-def test_superclass_noise_is_cyclic_in_the_order_of_the_alphabet():
-    targets = cifar100_targets("cifar100-superclass")
-    for superclass in range(20):
-        members = [number for number in range(100) if COARSE[number] == superclass]
-        assert [targets[number] for number in members] == [*members[1:], members[0]]
-
-
 def test_in_place_noise_turns_cats_back_and_makes_eighteen_percent():
     labels = labels_of(50_000)
-    matrices = torch.stack(
-        [measure_noise(AsymmetricInPlace(rate=0.4, seed=seed)(labels)).matrix for seed in range(10)]
-    )
+    models = [AsymmetricInPlace(rate=0.4, seed=seed) for seed in range(4)]
+    matrices = torch.stack([measure_noise(model(labels)).matrix for model in models])
     rates = 1 - matrices.diagonal(dim1=1, dim2=2).sum(dim=1) / 50_000
-    # of 5 000 cats 2 000 become dogs; 2 800 of then 7 000 dogs become cats, among them 800 that
-    # were cats
-    assert (
-        abs(rates.mean() - (3 * 2000 + 1200 + 2000) / 50_000) < 1e-3
-    )  # 18.4 %; one draw is 18.4 ± 0.08
-    assert (abs(rates - 0.184) < 0.003).all()
+    # Of 5 000 cats 2 000 become dogs; 2 800 of then 7 000 dogs become cats, among them 800 that
+    # were cats: 18.4 %; one draw is 18.4 ± 0.08.
+    assert (abs(rates - (3 * 2000 + 1200 + 2000) / 50_000) < 0.003).all()
     assert (matrices[:, 3, 5] + matrices[:, 5, 5] == 4200).all()  # dogs in the end, exactly
-    assert abs(matrices[:, 3, 5].double().mean() - 1200) < 20
+    assert abs(matrices[:, 3, 5].double().mean() - 1200) < 40
     expected = measure_noise(Asymmetric(rate=0.4, mapping="cifar10")(labels)).matrix
     others = [number for number in range(10) if number not in (3, 5)]
     assert all(torch.equal(matrix[others], expected[others]) for matrix in matrices)
@@ -430,29 +254,18 @@ def test_matrix_noise_follows_its_rows():
     labels = labels_of(40_000, "abcd")
     matrix = measure_noise(Matrix(matrix=ROWS)(labels)).matrix
     for row, expected in zip(matrix, torch.tensor(ROWS, dtype=torch.float64), strict=True):
-        assert (row[expected == 0] == 0).all()
         possible = expected > 0
-        assert (
-            chisquare(row[possible], 10_000 * expected[possible]).pvalue > SMALLEST_P
-            or possible.sum() == 1
-        )
+        assert (row[~possible] == 0).all()
+        if possible.sum() > 1:
+            assert chisquare(row[possible], 10_000 * expected[possible]).pvalue > SMALLEST_P
 
 
 def test_a_matrix_may_be_lists_or_an_array_and_is_kept_as_tuples():
-    from_lists, from_array = (
-        Matrix(matrix=[list(row) for row in ROWS]),
-        Matrix(matrix=np.array(ROWS)),
-    )
+    from_lists = Matrix(matrix=[list(row) for row in ROWS])
+    from_array = Matrix(matrix=np.array(ROWS))
     assert from_lists == from_array == Matrix(matrix=ROWS)
     assert from_array.matrix == ROWS
     assert len({from_lists, from_array}) == 1
-
-
-def test_permutation_matrices_permute():
-    labels = labels_of(4000, "abcd")
-    assert_close(
-        Matrix(matrix=torch.eye(4).roll(1, dims=1).tolist())(labels).given, (labels.given + 1) % 4
-    )
 
 
 def test_draws_hit_the_boundaries_of_cells_as_they_should(monkeypatch):
@@ -460,9 +273,8 @@ def test_draws_hit_the_boundaries_of_cells_as_they_should(monkeypatch):
     uniforms = torch.tensor([0.0, 0.25 - 2**-24, 0.25, 0.75 - 2**-24, 0.75, 1 - 2**-24])
     monkeypatch.setattr(rng, "uniform", lambda *_: uniforms)
     assert noise._draw(0, "", torch.arange(6), chances).tolist() == [1, 1, 3, 3, 4, 4]
-    short = torch.tensor(
-        [[0.2, 0.8 - 9e-7, 0.0]], dtype=torch.float64
-    )  # sums to 1 only within what is allowed
+    # sums to 1 only within what is allowed
+    short = torch.tensor([[0.2, 0.8 - 9e-7, 0.0]], dtype=torch.float64)
     assert noise._draw(0, "", torch.arange(6), short).tolist() == [0, 1, 1, 1, 1, 1]
 
 
@@ -480,59 +292,36 @@ def instance_chances(model, inputs, number, num_classes):
     """Xia et al., Algorithm 2, in scalar loops; the normals are the quantiles of the uniforms of
     `seeds`.
     """
-    uniforms = rng.uniform(
-        model.seed, f"instance projection {number}", 0, torch.arange(inputs.shape[1]), num_classes
-    ).tolist()
+    columns, name = torch.arange(inputs.shape[1]), f"instance projection {number}"
+    uniforms = rng.uniform(model.seed, name, 0, columns, num_classes).tolist()
     rates = rng.uniform(model.seed, "instance rate", 0, torch.arange(len(inputs))).tolist()
-    law = truncnorm(
-        -model.rate / model.deviation,
-        (1 - model.rate) / model.deviation,
-        model.rate,
-        model.deviation,
-    )
+    low, high = -model.rate / model.deviation, (1 - model.rate) / model.deviation
+    law = truncnorm(low, high, model.rate, model.deviation)
     rows = []
     for row, uniform in zip(inputs.tolist(), rates, strict=True):
         rate = law.ppf(uniform + 2**-25)
-        scores = [
-            sum(x * norm.ppf(uniforms[d][c] + 2**-25) for d, x in enumerate(row))
-            for c in range(num_classes)
-        ]
+        scores = []
+        for c in range(num_classes):
+            scores.append(sum(x * norm.ppf(uniforms[d][c] + 2**-25) for d, x in enumerate(row)))
         total = sum(math.exp(scores[c]) for c in range(num_classes) if c != number)
-        rows.append(
-            [
-                1 - rate if c == number else rate * math.exp(scores[c]) / total
-                for c in range(num_classes)
-            ]
-        )
+        chances = [rate * math.exp(score) / total for score in scores]
+        chances[number] = 1 - rate
+        rows.append(chances)
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize(
-    ("rate", "deviation", "seed"), [(0.4, 0.1, 0), (0.05, 0.3, 7), (1.0, 1.0, 2)]
+    ("rate", "deviation", "seed", "number"), [(0.4, 0.1, 0, 2), (0.05, 0.3, 7, 0), (1.0, 1.0, 2, 2)]
 )
 def test_instance_noise_has_the_probabilities_of_the_paper(rate, deviation, seed, number):
-    model, inputs = (
-        InstanceDependent(rate=rate, deviation=deviation, seed=seed),
-        inputs_of(12).double(),
-    )
+    model = InstanceDependent(rate=rate, deviation=deviation, seed=seed)
+    inputs = inputs_of(12).double()
     chances = model._chances(inputs, torch.arange(12), number, 4)
     assert_close(chances, instance_chances(model, inputs, number, 4))
     assert_close(chances.sum(dim=1), torch.ones(12, dtype=torch.float64))
 
 
-def test_instance_noise_has_its_rate_on_average():
-    labels = labels_of(20_000)
-    for rate in (0.2, 0.4):
-        effective = measure_noise(
-            InstanceDependent(rate=rate)(labels, inputs_of(20_000))
-        ).effective_rate
-        assert abs(effective - rate) < 4 * math.sqrt(rate * (1 - rate) / 20_000)
-
-
-@pytest.mark.parametrize(
-    ("rate", "deviation"), [(0.4, 0.1), (0.05, 0.1), (1.0, 0.3), (0.5, 1.0), (0.3, 1e-4)]
-)
+@pytest.mark.parametrize(("rate", "deviation"), [(0.4, 0.1), (0.05, 0.1), (1.0, 0.3), (0.3, 1e-4)])
 def test_flip_rates_follow_the_truncated_normal(rate, deviation):
     rates = InstanceDependent(rate=rate, deviation=deviation)._flip_rates(torch.arange(20_000))
     assert rates.min() >= 0
@@ -540,36 +329,19 @@ def test_flip_rates_follow_the_truncated_normal(rate, deviation):
     law = truncnorm(-rate / deviation, (1 - rate) / deviation, rate, deviation)
     assert kstest(rates.numpy(), law.cdf).pvalue > SMALLEST_P
     assert len(rates.unique()) > 19_000
-
-
-def test_flip_rates_are_exact_without_deviation_and_rate_zero_is_no_noise():
-    assert (
-        InstanceDependent(rate=0.3, deviation=0)._flip_rates(torch.arange(3)).tolist() == [0.3] * 3
-    )
-    labels, inputs = labels_of(1000), inputs_of(1000)
-    assert_close(InstanceDependent(rate=0)(labels, inputs).given, labels.given)
-    always = InstanceDependent(rate=1.0, deviation=0)(labels, inputs)
-    assert (always.given != labels.given).all()
+    exact = InstanceDependent(rate=rate, deviation=0)._flip_rates(torch.arange(3))
+    assert exact.tolist() == [rate] * 3
 
 
 def test_equal_inputs_have_one_distribution_and_labels_follow_it():
-    model, labels = (
-        InstanceDependent(rate=0.6, deviation=0),
-        Labels(torch.full((20_000,), 2), None, tuple("abcde")),
-    )
+    model = InstanceDependent(rate=0.6, deviation=0)
+    labels = Labels(torch.full((20_000,), 2), None, tuple("abcde"))
     inputs = (inputs_of(1, 3) / 2).expand(20_000, 3)
     chances = model._chances(inputs, torch.arange(20_000), 2, 5)
     assert_close(chances, chances[:1].expand_as(chances))
     assert (chances[0] > 0.01).all()
-    found = torch.bincount(model(labels, inputs).given, minlength=5)
-    assert chisquare(found, 20_000 * chances[0]).pvalue > SMALLEST_P
-
-
-def test_other_inputs_and_other_classes_have_other_distributions():
-    model, inputs = InstanceDependent(rate=0.6, deviation=0), inputs_of(2)
-    of_zero, of_one = (model._chances(inputs, torch.arange(2), number, 4) for number in (0, 1))
-    assert (of_zero[0, 1:] - of_zero[1, 1:]).abs().max() > 0.05
-    assert (of_zero[:, 2:] - of_one[:, 2:]).abs().max() > 0.05
+    counts = torch.bincount(model(labels, inputs).given, minlength=5)
+    assert chisquare(counts, 20_000 * chances[0]).pvalue > SMALLEST_P
 
 
 def test_projections_are_standard_normal():
@@ -585,20 +357,18 @@ def test_the_quantile_of_the_smallest_uniform_is_finite(monkeypatch):
 
 
 def test_images_of_bytes_are_scaled_and_their_shape_does_not_matter():
-    images = torch.randint(
-        0, 256, (300, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    labels, model = labels_of(300), InstanceDependent(rate=0.5)
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (300, 3, 4, 4), dtype=torch.uint8, generator=draw)
+    labels, model, scaled = labels_of(300), InstanceDependent(rate=0.5), images.double() / 255
     expected = model(labels, images).given
-    assert_close(model(labels, images.double() / 255).given, expected)
-    projected, projected_too = (
-        noise._project(x, torch.arange(300), 0, "", 3) for x in (images, images.double() / 255)
+    assert_close(
+        noise._project(images, torch.arange(300), 0, "", 3),
+        noise._project(scaled, torch.arange(300), 0, "", 3),
     )
-    assert_close(projected, projected_too)
-    assert_close(model(labels, images.flatten(1)).given, expected)
-    assert_close(model(labels, images.to(memory_format=torch.channels_last)).given, expected)
-    assert (model(labels, images.double()).given != expected).any()
-    assert (model(labels, images[:, 0, 0, 0]).given != expected).any()
+    for same in (scaled, images.flatten(1), images.to(memory_format=torch.channels_last)):
+        assert_close(model(labels, same).given, expected)
+    for other in (images.double(), images[:, 0, 0, 0]):
+        assert (model(labels, other).given != expected).any()
 
 
 def test_pieces_do_not_change_the_projection(monkeypatch):
@@ -617,12 +387,8 @@ def test_open_set_noise_marks_exactly_its_share_and_keeps_given():
     outside = noisy.clean == -1
     assert outside.sum() == round(0.3 * 1001)
     assert_close(noisy.clean[~outside], labels.given[~outside])
-    realized = measure_noise(noisy)
-    assert (realized.num_open_set, realized.effective_rate, realized.matrix.sum()) == (
-        300,
-        300 / 1001,
-        701,
-    )
+    found = measure_noise(noisy)
+    assert (found.num_open_set, found.effective_rate, found.matrix.sum()) == (300, 300 / 1001, 701)
 
 
 def test_open_set_noise_leaves_unlabeled_and_what_is_clean():
@@ -631,9 +397,7 @@ def test_open_set_noise_leaves_unlabeled_and_what_is_clean():
     assert (noisy.clean == -1).sum() == 75
     assert_close(noisy.clean[2::4], clean[2::4])
     assert torch.isin(noisy.clean[1::4], torch.tensor([-1, 0])).all()
-    assert (
-        OpenSet(rate=1.0)(Labels(torch.zeros(3).long(), None, ("only",))).clean.tolist() == [-1] * 3
-    )
+    assert OpenSet(rate=1.0)(ONE_CLASS).clean.tolist() == [-1] * 3
 
 
 def test_replacements_are_those_marked_and_never_repeat_if_there_are_enough():
@@ -644,27 +408,15 @@ def test_replacements_are_those_marked_and_never_repeat_if_there_are_enough():
     assert_close(outside.sort().values, torch.arange(300))
     assert (outside != torch.arange(300)).sum() > 250
     for later in (noisy, Symmetric(rate=0.5)(noisy)):
-        again = model.replacements(later, 300)
-        assert_close(again[0], examples)
-        assert_close(again[1], outside)
+        assert_close(model.replacements(later, 300), (examples, outside))
     examples, outside = model.replacements(labels, 100_000)
     assert len(outside.unique()) == len(outside) == len(examples) == 300
     assert outside.max() > 90_000
-
-
-def test_few_outside_examples_come_equally_often():
-    examples, outside = OpenSet(rate=0.3).replacements(labels_of(1000), 70)
+    examples, outside = model.replacements(labels, 70)  # few come equally often
     assert len(examples) == 300
     assert set(torch.bincount(outside, minlength=70).tolist()) == {4, 5}
-    none = OpenSet(rate=0.0).replacements(labels_of(1000), 70)
+    none = OpenSet(rate=0.0).replacements(labels, 70)
     assert [len(each) for each in none] == [0, 0]
-
-
-def test_a_lower_open_set_rate_keeps_its_replacements():
-    few, many = (OpenSet(rate=rate).replacements(labels_of(1000), 500) for rate in (0.2, 0.4))
-    assert {*zip(few[0].tolist(), few[1].tolist(), strict=True)} < {
-        *zip(many[0].tolist(), many[1].tolist(), strict=True)
-    }
 
 
 def test_recorded_labels_replace_given_and_bring_or_keep_clean():
@@ -676,18 +428,8 @@ def test_recorded_labels_replace_given_and_bring_or_keep_clean():
     assert plain.clean is None
     known = replace(labels, clean=torch.tensor([0, 0, 0, 0]))
     assert Recorded(given=recorded)(known).clean.tolist() == [0, 0, 0, 0]
-    assert Recorded(given=recorded, clean=torch.tensor([1, 1, 1, -1]))(known).clean.tolist() == [
-        1,
-        1,
-        1,
-        -1,
-    ]
-    assert Recorded(given=torch.tensor([2, 1, 0, 0], dtype=torch.uint8))(labels).given.tolist() == [
-        2,
-        1,
-        0,
-        0,
-    ]
+    both = Recorded(given=recorded, clean=torch.tensor([1, 1, 1, -1]))
+    assert both(known).clean.tolist() == [1, 1, 1, -1]
 
 
 def test_records_are_compared_by_content_and_keep_a_copy():
@@ -702,26 +444,18 @@ def test_records_are_compared_by_content_and_keep_a_copy():
     assert one.given.tolist() == [0, 1, 2]
 
 
-def test_describe_counts_a_true_class_outside_the_vocabulary_as_a_wrong_label():
-    labels = Labels(
-        torch.tensor([0, 1, 1, -1, 2, 0, -1]),
-        torch.tensor([0, 0, 1, 1, -1, -1, -1]),
-        ("a", "b", "c"),
-    )
+def test_measures_count_a_true_class_outside_the_vocabulary_as_a_wrong_label():
+    given, clean = torch.tensor([0, 1, 1, -1, 2, 0, -1]), torch.tensor([0, 0, 1, 1, -1, -1, -1])
+    labels = Labels(given, clean, ("a", "b", "c"))
     realized = measure_noise(labels)
     assert realized.matrix.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
     assert realized.effective_rate == 3 / 5
     assert realized.effective_rate == metrics.noise_rate(labels)
     assert realized.num_open_set == 2
     assert realized.fingerprint == fingerprint(labels)
-
-
-def test_describe_without_clean_labels_claims_nothing():
-    realized = measure_noise(labels_of(20))
-    assert realized.effective_rate is None
-    assert realized.num_open_set == 0
-    assert realized.matrix.sum() == 0
-    assert realized.matrix.shape == (10, 10)
+    unknown = measure_noise(labels_of(20))
+    assert (unknown.effective_rate, unknown.num_open_set) == (None, 0)
+    assert unknown.matrix.equal(torch.zeros(10, 10, dtype=torch.int64))
 
 
 def test_fingerprints_are_what_they_were_and_can_be_made_anywhere():
@@ -750,17 +484,14 @@ def test_fingerprints_tell_everything_apart():
 
 def test_noise_is_what_it_was():
     labels, inputs = labels_of(40), torch.linspace(-1, 1, 80).reshape(40, 2)
-    found = {
-        name: "".join(map(str, model(labels, inputs).given.tolist()))
-        for name, model in MODELS.items()
-    }
-    assert found == GOLDEN_GIVEN
+    for name, model in MODELS.items():
+        assert "".join(map(str, model(labels, inputs).given.tolist())) == GOLDEN_GIVEN[name]
     examples, outside = OpenSet(rate=0.2).replacements(labels, 100)
     assert [examples.tolist(), outside.tolist()] == GOLDEN_REPLACEMENTS
     assert split_balanced(labels, 10, seed=0)[1].tolist() == GOLDEN_HELD
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @drawn(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     num_unlabeled=st.integers(0, 5),
@@ -790,16 +521,6 @@ def test_splits_cover_all_do_not_overlap_and_leave_every_class_something(
         assert (abs(counts - held_out * torch.tensor(sizes) / sum(sizes)) < len(sizes)).all()
 
 
-def test_the_usual_split_is_five_hundred_of_each_class_even_of_noisy_labels():
-    noisy = Symmetric(rate=0.4)(labels_of(50_000))
-    train, held = split_balanced(noisy, 5000, seed=0)
-    assert len(train) == 45_000
-    assert torch.bincount(noisy.given[held]).tolist() == [500] * 10
-    assert (
-        torch.bincount(noisy.given).unique().numel() > 1
-    )  # the classes of the given labels are not equally large
-
-
 def test_splits_differ_by_seed_and_are_random():
     labels = labels_of(1000)
     one, other = (split_balanced(labels, 100, seed=seed)[1] for seed in (0, 1))
@@ -810,155 +531,59 @@ def test_splits_differ_by_seed_and_are_random():
 
 def test_a_long_tail_gives_in_proportion():
     given = torch.arange(3).repeat_interleave(torch.tensor([900, 90, 10]))
-    _, held = split_balanced(Labels(given, None, ("a", "b", "c")), 100, seed=0)
-    assert torch.bincount(given[held]).tolist() == [90, 9, 1]
-    _, held = split_balanced(Labels(given, None, ("a", "b", "c")), 15, seed=0)
-    assert torch.bincount(given[held]).tolist() == [5, 5, 5]
-    _, held = split_balanced(Labels(given, None, ("a", "b", "c")), 16, seed=0)
-    assert torch.bincount(given[held], minlength=3).tolist() == [14, 2, 0]
+    for num, expected in ((100, [90, 9, 1]), (15, [5, 5, 5]), (16, [14, 2, 0])):
+        _, held = split_balanced(Labels(given, None, ("a", "b", "c")), num, seed=0)
+        assert torch.bincount(given[held], minlength=3).tolist() == expected
 
 
 TEN, ONE_CLASS = labels_of(10), Labels(torch.zeros(3).long(), None, ("only",))
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.0001, float("nan"), float("inf"), True, "0.4", None])
-@pytest.mark.parametrize(
-    "make",
-    [
-        Symmetric,
-        AsymmetricInPlace,
-        PairFlip,
-        OpenSet,
-        InstanceDependent,
-        lambda rate: Asymmetric(rate=rate, mapping="next"),
-    ],
-)
-def test_rates_outside_zero_to_one_are_refused(make, rate):
-    with pytest.raises(ValueError, match="rate"):
-        make(rate=rate)
+def asymmetric(mapping, labels=TEN):
+    return Asymmetric(rate=0.1, mapping=mapping)(labels)
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_one_class_cannot_be_confused(model):
-    with pytest.raises(ValueError, match="noise"):
-        model(ONE_CLASS, torch.zeros(3, 1))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: InstanceDependent(rate=0.1, deviation=-1),
-            "deviation",
-        ),
-        (
-            lambda: InstanceDependent(rate=0.1)(TEN),
-            "0",
-        ),
-        (lambda: InstanceDependent(rate=0.1)(TEN, inputs_of(9)), "9"),
-        (
-            lambda: InstanceDependent(rate=0.1)(TEN, inputs_of(10).log()),
-            "0",
-        ),
-        (
-            lambda: Asymmetric(rate=0.1, mapping="cifar"),
-            "mapping",
-        ),
-        (
-            lambda: Asymmetric(rate=0.1, mapping=((0, 10),))(TEN),
-            "10",
-        ),
-        (
-            lambda: Asymmetric(rate=0.1, mapping=((-1, 0),))(TEN),
-            "-1",
-        ),
-        (
-            lambda: Asymmetric(rate=0.1, mapping=(("cat", "cow"),))(TEN),
-            "'cow'",
-        ),
-        (
-            lambda: Asymmetric(rate=0.1, mapping=((3, "cat"),))(TEN),
-            "mapping",
-        ),
-        (
-            lambda: Asymmetric(rate=0.1, mapping=((3, 1), (3, 2)))(TEN),
-            "mapping",
-        ),
-        (lambda: Asymmetric(rate=0.1, mapping=((3, 1, 2),)), "too many values"),
-        (
-            lambda: Asymmetric(rate=0.1, mapping="cifar100-next")(TEN),
-            "10",
-        ),
-        (
-            lambda: Asymmetric(rate=0.1, mapping="cifar100-superclass")(TEN),
-            "'beaver'",
-        ),
-        (
-            lambda: AsymmetricInPlace(rate=0.1)(labels_of(9, "abc")),
-            "'truck'",
-        ),
-        (
-            lambda: Matrix(matrix=[[0.5, 0.5], [0.5, 0.4]]),
-            "row",
-        ),
-        (
-            lambda: Matrix(matrix=[[1.5, -0.5], [0, 1]]),
-            "row",
-        ),
-        (
-            lambda: Matrix(matrix=[[math.nan, 0.5], [0, 1]]),
-            "row",
-        ),
-        (
-            lambda: Matrix(matrix=[[0.5, 0.5]]),
-            "row",
-        ),
-        (lambda: Matrix(matrix=[[], [0, 1]]), "row"),
-        (
-            lambda: Matrix(matrix=[[1, 0], [0, 1]])(TEN),
-            "2",
-        ),
-        (
-            lambda: OpenSet(rate=0.5).replacements(TEN, 0),
-            "num_outside",
-        ),
-        (
-            lambda: OpenSet(rate=0.5).replacements(TEN, 2.5),
-            "num_outside",
-        ),
-        (
-            lambda: Recorded(given=torch.zeros(3)),
-            "given",
-        ),
-        (
-            lambda: Recorded(given=TEN.given, clean=TEN.given > 3),
-            "clean",
-        ),
-        (
-            lambda: Recorded(given=torch.zeros(3).long())(TEN),
-            "3",
-        ),
-        (
-            lambda: Recorded(given=torch.full((10,), 10))(TEN),
-            "given",
-        ),
-        (lambda: Symmetric(rate=0.1, seed=1.5)(TEN), "seed"),
-        (
-            lambda: split_balanced(labels_of(50), 41, seed=0),
-            "41",
-        ),
-        (
-            lambda: split_balanced(labels_of(10), 3, seed=0),
-            "3",
-        ),
-        (lambda: split_balanced(labels_of(50), -1, seed=0), "held_out"),
-        (lambda: split_balanced(labels_of(50), 0.1, seed=0), "held_out"),
-        (lambda: split_balanced(labels_of(50), True, seed=0), "held_out"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_a_sentence(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_wrong_arguments_are_refused():
+    instance, outside = InstanceDependent(rate=0.1), OpenSet(rate=0.5)
+    calls = [
+        ("deviation", lambda: InstanceDependent(rate=0.1, deviation=-1)),
+        ("0", lambda: instance(TEN)),
+        ("9", lambda: instance(TEN, inputs_of(9))),
+        ("0", lambda: instance(TEN, inputs_of(10).log())),
+        ("mapping", lambda: asymmetric("cifar")),
+        ("10", lambda: asymmetric(((0, 10),))),
+        ("-1", lambda: asymmetric(((-1, 0),))),
+        ("'cow'", lambda: asymmetric((("cat", "cow"),))),
+        ("mapping", lambda: asymmetric(((3, "cat"),))),
+        ("mapping", lambda: asymmetric(((3, 1), (3, 2)))),
+        ("too many values", lambda: asymmetric(((3, 1, 2),))),
+        ("10", lambda: asymmetric("cifar100-next")),
+        ("'beaver'", lambda: asymmetric("cifar100-superclass")),
+        ("'truck'", lambda: AsymmetricInPlace(rate=0.1)(labels_of(9, "abc"))),
+        ("2", lambda: Matrix(matrix=[[1, 0], [0, 1]])(TEN)),
+        ("given", lambda: Recorded(given=torch.zeros(3))),
+        ("clean", lambda: Recorded(given=TEN.given, clean=TEN.given > 3)),
+        ("3", lambda: Recorded(given=torch.zeros(3).long())(TEN)),
+        ("given", lambda: Recorded(given=torch.full((10,), 10))(TEN)),
+        ("seed", lambda: Symmetric(rate=0.1, seed=1.5)(TEN)),
+        ("41", lambda: split_balanced(labels_of(50), 41, seed=0)),
+        ("3", lambda: split_balanced(labels_of(10), 3, seed=0)),
+    ]
+    for rows in ([[0.5, 0.5], [0.5, 0.4]], [[1.5, -0.5], [0, 1]], [[math.nan, 0.5], [0, 1]]):
+        calls.append(("row", lambda rows=rows: Matrix(matrix=rows)))
+    for rows in ([[0.5, 0.5]], [[], [0, 1]]):
+        calls.append(("row", lambda rows=rows: Matrix(matrix=rows)))
+    for num in (0, 2.5):
+        calls.append(("num_outside", lambda num=num: outside.replacements(TEN, num)))
+    for num in (-1, 0.1, True):
+        calls.append(("held_out", lambda num=num: split_balanced(labels_of(50), num, seed=0)))
+    for kind in (Symmetric, AsymmetricInPlace, PairFlip, OpenSet, InstanceDependent):
+        calls.append(("rate", lambda kind=kind: kind(rate=1.0001)))
+    for rate in (-0.1, 1.0001, math.nan, True, "0.4"):
+        calls.append(("rate", lambda rate=rate: Asymmetric(rate=rate, mapping="next")))
+    for message, call in calls:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 # Drawn once and written down: whoever changes these changes every noise made so far.

@@ -6,7 +6,6 @@ from scipy.stats import chi2
 from torch.testing import assert_close
 
 from nearsay import rng
-from nearsay.validation import constant_when_compiled
 
 MANY = torch.arange(2**15)
 # Every seed below is fixed, so the tests are deterministic; a right generator fails one such look
@@ -98,14 +97,6 @@ def test_words_are_uniform_in_their_high_middle_and_low_bytes():
             assert chi_square_p((drawn[:, word] >> shift) & 255, 256) > SMALLEST_P
 
 
-def test_every_bit_is_set_half_of_the_time():
-    drawn = rng.words(1, "bits", 0, MANY)
-    ones = ((drawn[..., None] >> torch.arange(32)) & 1).double().mean(dim=0)  # (4, 32)
-    assert (ones - 0.5).abs().max() < 4.5 * 0.5 / len(
-        MANY
-    ) ** 0.5  # of 128 bits one passes 4.5 σ once in 1100
-
-
 NEIGHBORS_IN = {
     "examples": lambda: rng.uniform(0, "a", 3, MANY + 1),
     "examples 2**32 apart": lambda: rng.uniform(0, "a", 3, MANY + 2**32),
@@ -126,12 +117,9 @@ def test_neighboring_streams_are_independent(what):
 
 
 def test_different_arguments_never_share_a_key():
-    pairs = [
-        *itertools.product(
-            [*range(-20, 100), 2**32, 2**64, 10**5000], ["", "1", ":", "1:", "a", "b"]
-        )
-    ]
-    assert len({rng._key(seed, purpose) for seed, purpose in pairs}) == len(pairs)
+    seeds, purposes = [*range(-20, 100), 2**32, 2**64, 10**5000], ["", "1", ":", "1:", "a", "b"]
+    pairs = [*itertools.product(seeds, purposes)]
+    assert len({rng._key(*pair) for pair in pairs}) == len(pairs)
 
 
 def test_batching_position_and_shape_do_not_matter():
@@ -152,11 +140,6 @@ def test_a_longer_draw_continues_a_shorter_one():
     assert_close(rng.uniform(0, "a", 0, MANY[:9]), rng.uniform(0, "a", 0, MANY[:9], 5)[:, 0])
 
 
-def test_high_words_of_examples_matter():
-    drawn = rng.words(0, "a", 0, torch.tensor([3, 3 + 2**32, 3 + 2**33, 3 - 2**32]), 1)
-    assert len(drawn.unique()) == 4
-
-
 def test_uniforms_are_the_top_24_bits_exactly():
     drawn = rng.uniform(0, "a", 0, MANY, 4)
     assert drawn.dtype == torch.float32
@@ -166,7 +149,7 @@ def test_uniforms_are_the_top_24_bits_exactly():
     assert_close(drawn.double(), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("high", [1, 2, 3, 10, 500])
+@pytest.mark.parametrize("high", [1, 3, 500])
 def test_integers_cover_their_range_uniformly(high):
     drawn = rng.integers(5, "label", 0, MANY, high)
     assert drawn.min() == 0
@@ -188,10 +171,8 @@ def test_epoch_may_be_a_tensor(dtype):
 
 
 def test_nothing_looks_at_values_on_the_device():
-    examples, epoch = (
-        MANY.to("meta"),
-        torch.tensor(1.0, device="meta"),
-    )  # meta tensors have no values to look at
+    # meta tensors have no values to look at
+    examples, epoch = MANY.to("meta"), torch.tensor(1.0, device="meta")
     assert rng.uniform(0, "a", epoch, examples, 5).shape == (len(MANY), 5)
     assert rng.integers(0, "a", epoch, examples, 9).shape == MANY.shape
     assert rng.shuffle(0, "a", epoch, examples).shape == MANY.shape
@@ -199,18 +180,10 @@ def test_nothing_looks_at_values_on_the_device():
 
 def test_draws_compile_into_one_graph_for_any_seed():
     compiled = torch.compile(rng.shuffle, fullgraph=True, backend="eager")
-    for seed in (0, 1, 2, -5, 10**30):
+    for seed in (0, 10**30):
         assert_close(
             compiled(seed, "a", torch.tensor(3), MANY[:20]), rng.shuffle(seed, "a", 3, MANY[:20])
         )
-
-
-def test_the_mark_for_the_compiler_is_its_own():
-    assert (
-        vars(constant_when_compiled(lambda: 0))
-        == vars(torch.compiler.assume_constant_result(lambda: 0))
-        != {}
-    )
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 1000])
@@ -240,50 +213,24 @@ def test_copies_come_out_adjacent_and_in_place_order():
 
 
 def test_all_orders_of_four_are_equally_frequent():
-    # a stranger set of four for every epoch; the rank of the order among the 24
-    orders = [
-        tuple(rng.shuffle(0, "order", epoch, torch.arange(4) + 4 * epoch).tolist())
-        for epoch in range(1200)
-    ]
-    ranks = {order: rank for rank, order in enumerate(itertools.permutations(range(4)))}
-    assert chi_square_p(torch.tensor([ranks[order] for order in orders]), 24) > SMALLEST_P
+    """Another four for every epoch."""
+    four, ranks = torch.arange(4), {}
+    for rank, order in enumerate(itertools.permutations(range(4))):
+        ranks[order] = rank
+    found = [ranks[tuple(rng.shuffle(0, "order", n, four + 4 * n).tolist())] for n in range(1200)]
+    assert chi_square_p(torch.tensor(found), 24) > SMALLEST_P
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: rng.words(1.0, "a", 0, MANY), "seed"),
-        (lambda: rng.words(True, "a", 0, MANY), "seed"),
-        (lambda: rng.words(0, 5, 0, MANY), "purpose"),
-        (
-            lambda: rng.words(0, "a", -1, MANY),
-            "epoch",
-        ),
-        (lambda: rng.words(0, "a", 2**32, MANY), "epoch"),
-        (lambda: rng.words(0, "a", 1.5, MANY), "epoch"),
-        (
-            lambda: rng.words(0, "a", MANY, MANY),
-            "epoch",
-        ),
-        (
-            lambda: rng.words(0, "a", 0, MANY.int()),
-            "examples",
-        ),
-        (lambda: rng.words(0, "a", 0, MANY, 0), "num"),
-        (
-            lambda: rng.integers(0, "a", 0, MANY, 0),
-            "high",
-        ),
-        (lambda: rng.integers(0, "a", 0, MANY, 2**31 + 1), "high"),
-        (
-            lambda: rng.shuffle(0, "a", 0, MANY.view(2, -1)),
-            "examples",
-        ),
-    ],
-)
-def test_wrong_arguments_are_refused_in_a_sentence(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_wrong_arguments_are_refused():
+    calls = [("seed", rng.words, (seed, "a", 0, MANY)) for seed in (1.0, True)]
+    calls += [("epoch", rng.words, (0, "a", epoch, MANY)) for epoch in (-1, 2**32, 1.5, MANY)]
+    calls += [("purpose", rng.words, (0, 5, 0, MANY)), ("num", rng.words, (0, "a", 0, MANY, 0))]
+    calls += [("examples", rng.words, (0, "a", 0, MANY.int()))]
+    calls += [("high", rng.integers, (0, "a", 0, MANY, high)) for high in (0, 2**31 + 1)]
+    calls += [("examples", rng.shuffle, (0, "a", 0, MANY.view(2, -1)))]
+    for name, call, arguments in calls:
+        with pytest.raises(ValueError, match=name):
+            call(*arguments)
 
 
 # Drawn once and written down: whoever changes these changes every run made so far.

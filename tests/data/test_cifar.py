@@ -8,7 +8,6 @@ import http.server
 import io
 import os
 import pickle
-import pickletools
 import re
 import struct
 import tarfile
@@ -23,14 +22,6 @@ import torch
 from nearsay.data import cifar
 from nearsay.data.cifar import ORIGINALS, Cifar10, Cifar100, fetch
 from nearsay.errors import NoSplit
-
-REAL_OPCODES = set(  # of the real files
-    re.findall(
-        r"\w+",
-        "APPENDS BININT BININT1 BININT2 BINPUT BINSTRING BUILD EMPTY_DICT EMPTY_LIST GLOBAL LONG_BINPUT MARK NEWFALSE "
-        "NONE PROTO REDUCE SETITEMS SHORT_BINSTRING STOP TUPLE TUPLE1 TUPLE2 TUPLE3",
-    )
-)
 
 
 def python2(value):
@@ -47,29 +38,13 @@ def python2(value):
 
 
 def array_opcodes(shape, content, kind, fortran=b"\x89"):
-    sides = b"".join(b"J" + struct.pack("<i", side) for side in shape) + (
-        b"\x86" if len(shape) == 2 else b"\x85"
-    )
+    sides = b"".join(b"J" + struct.pack("<i", side) for side in shape)
+    sides += b"\x86" if len(shape) == 2 else b"\x85"
     made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R"
-    kinds = (
-        b"cnumpy\ndtype\nU\2"
-        + kind[1:].encode()
-        + b"K\0K\1\x87R(K\3U\1"
-        + kind[:1].encode()
-        + b"NNN"
-    )
-    kinds += 2 * (b"J" + struct.pack("<i", -1)) + b"K\0tb"
-    return (
-        made
-        + b"(K\1"
-        + sides
-        + kinds
-        + fortran
-        + b"T"
-        + struct.pack("<i", len(content))
-        + content
-        + b"tb"
-    )
+    kinds = b"cnumpy\ndtype\nU\2" + kind[1:].encode() + b"K\0K\1\x87R(K\3U\1" + kind[:1].encode()
+    kinds += b"NNN" + 2 * (b"J" + struct.pack("<i", -1)) + b"K\0tb"
+    data = fortran + b"T" + struct.pack("<i", len(content)) + content
+    return made + b"(K\1" + sides + kinds + data + b"tb"
 
 
 def written(value):
@@ -82,30 +57,28 @@ class StandIn:
     """
 
     def __init__(self, name, root, monkeypatch):
-        self.name, self.monkeypatch = name, monkeypatch
-        self.folder = root / ORIGINALS[name].folder
+        self.name, self.monkeypatch, original = name, monkeypatch, ORIGINALS[name]
+        self.folder = root / original.folder
         self.folder.mkdir(parents=True)
         is_ten = name == "cifar10"
         self.num_classes, kind = (10, "") if is_ten else (100, "fine_")
-        generator = np.random.default_rng(7)
+        draw = np.random.default_rng(7)
         self.pixels, self.labels = {}, {}
-        for split, files in ORIGINALS[name].splits.items():
-            self.pixels[split] = generator.integers(
-                0, 256, (4 * len(files), 3, 32, 32), dtype=np.uint8
-            )
-            self.labels[split] = generator.integers(0, self.num_classes, 4 * len(files)).tolist()
+        for split, files in original.splits.items():
+            num = 4 * len(files)
+            self.pixels[split] = draw.integers(0, 256, (num, 3, 32, 32), dtype=np.uint8)
+            self.labels[split] = draw.integers(0, self.num_classes, num).tolist()
             for part, file in enumerate(files):
                 rows = slice(4 * part, 4 * part + 4)
                 record = {"batch_label": f"part {part}", f"{kind}labels": self.labels[split][rows]}
                 record["data"] = self.pixels[split][rows].reshape(4, 3072)
                 record["filenames"] = ["one.png", "two.png", "three.png", "four.png"]
                 self.write(file, written(record))
-        self.classes = tuple(
-            f"{'kind' if is_ten else 'fine kind'} {number}" for number in range(self.num_classes)
-        )
+        title = "kind" if is_ten else "fine kind"
+        self.classes = tuple(f"{title} {number}" for number in range(self.num_classes))
         meta = {"num_vis": 3072, f"{kind}label_names": list(self.classes)}
         self.write(
-            ORIGINALS[name].meta, written(meta if is_ten else meta | {"coarse_label_names": ["no"]})
+            original.meta, written(meta | ({} if is_ten else {"coarse_label_names": ["no"]}))
         )
 
     def write(self, file, content):
@@ -116,9 +89,8 @@ class StandIn:
         self.monkeypatch.setitem(ORIGINALS, self.name, ORIGINALS[self.name]._replace(**fields))
 
     def open(self, split="train", **fields):
-        return {"cifar10": Cifar10, "cifar100": Cifar100}[self.name](
-            path=self.folder, **fields
-        ).open(split)
+        kind = Cifar10 if self.name == "cifar10" else Cifar100
+        return kind(path=self.folder, **fields).open(split)
 
 
 @pytest.fixture(params=["cifar10", "cifar100"])
@@ -140,18 +112,12 @@ def refusal(call, *arguments, kind=ValueError, **fields):
     return text
 
 
-def test_the_stand_ins_use_only_what_the_originals_use(data):
-    for file in data.folder.iterdir():
-        assert {code.name for code, _, _ in pickletools.genops(file.read_bytes())} <= REAL_OPCODES
-
-
 def test_images_labels_and_classes_come_out_in_order(data):
     for split in ("train", "test"):
         inputs, labels = data.open(split)
         assert inputs.dtype == torch.uint8
         assert inputs.is_contiguous()
         assert torch.equal(inputs, torch.from_numpy(data.pixels[split]))
-        assert labels.given.dtype == torch.int64
         assert labels.given.tolist() == labels.clean.tolist() == data.labels[split]
         assert labels.given is not labels.clean
         assert labels.classes == data.classes
@@ -159,9 +125,8 @@ def test_images_labels_and_classes_come_out_in_order(data):
 
 def test_the_path_may_be_the_folder_or_the_one_above(ten):
     for path in (ten.folder, ten.folder.parent, str(ten.folder.parent)):
-        assert torch.equal(
-            Cifar10(path=path).open("test").inputs, torch.from_numpy(ten.pixels["test"])
-        )
+        inputs = Cifar10(path=path).open("test").inputs
+        assert torch.equal(inputs, torch.from_numpy(ten.pixels["test"]))
 
 
 def test_only_images_of_the_classes_that_are_asked_for_are_there(ten):
@@ -178,13 +143,11 @@ def test_only_images_of_the_classes_that_are_asked_for_are_there(ten):
         assert labels.given.data_ptr() != labels.clean.data_ptr()
 
 
-def test_classes_that_are_not_there_are_refused_with_those_there_are(ten):
+def test_classes_that_are_not_there_are_refused(ten):
     for classes in ((), ("kind 1", "kind 1"), ("kind 1", "cat")):
         assert "classes" in refusal(ten.open, classes=classes)
-    text = refusal(
-        Cifar10, path=ten.folder, labels="human.npz", column="worse", classes=("kind 1",)
-    )
-    assert "classes" in text
+    fields = {"labels": "human.npz", "column": "worse", "classes": ("kind 1",)}
+    assert "classes" in refusal(Cifar10, path=ten.folder, **fields)
 
 
 def test_an_array_in_the_order_of_fortran_is_understood(ten):
@@ -195,42 +158,19 @@ def test_an_array_in_the_order_of_fortran_is_understood(ten):
     assert torch.equal(ten.open("test").inputs, torch.from_numpy(ten.pixels["test"]))
 
 
-def test_other_splits_are_refused_with_those_there_are(data):
-    assert "'train' or 'test'" in refusal(data.open, "validation", kind=NoSplit)
-
-
-def test_the_published_md5_are_all_different_and_whole():
-    known = [
-        md5
-        for original in ORIGINALS.values()
-        for md5 in (original.archive_md5, *original.md5.values())
-    ]
-    assert len(set(known)) == 12
-    assert all(re.fullmatch("[0-9a-f]{32}", md5) for md5 in known)
-    for original in ORIGINALS.values():
-        assert original.md5.keys() == {
-            original.meta,
-            *original.splits["train"],
-            *original.splits["test"],
-        }
+def test_other_splits_are_refused(ten):
+    assert "split" in refusal(ten.open, "validation", kind=NoSplit)
 
 
 def test_every_file_that_is_read_is_compared_with_the_original(data):
-    original = ORIGINALS[data.name]
-    for file in original.md5:
+    for file, md5 in ORIGINALS[data.name].md5.items():
         content = (data.folder / file).read_bytes()
-        for wrong in (
-            content[:-1],
-            content[:-1] + b"x",
-            content + b"x",
-            b"",
-            Hostile(data.folder / "ran").pickle(),
-        ):
+        hostile = Hostile(data.folder / "ran").pickle()
+        for wrong in (content[:-1], content + b"x", b"", hostile):
             (data.folder / file).write_bytes(wrong)
             text = refusal(data.open, "test" if file.startswith("test") else "train")
-            for words in (file, hashlib.md5(wrong).hexdigest(), original.md5[file]):
+            for words in (file, hashlib.md5(wrong).hexdigest(), md5):
                 assert words in text
-            assert original.address in text
         (data.folder / file).write_bytes(content)
     assert not (data.folder / "ran").exists()
     assert data.open("train")
@@ -241,109 +181,60 @@ def test_a_file_much_too_large_is_not_read_to_its_end(ten, monkeypatch):
     assert "test_batch" in refusal(ten.open, "test")
 
 
-def test_what_is_missing_is_named_with_where_it_comes_from(data, tmp_path):
+def test_what_is_missing_is_named(data, tmp_path):
     original = ORIGINALS[data.name]
     (data.folder / original.splits["train"][0]).unlink()
     assert str(data.folder / original.splits["train"][0]) in refusal(data.open, "train")
-    kind = {"cifar10": Cifar10, "cifar100": Cifar100}[data.name]
-    text = refusal(kind(path=tmp_path / "nowhere").open, "train")
-    assert f"{original.folder}/{original.meta}" in text
-    assert f"nearsay data get {data.name} --to {tmp_path / 'nowhere'}" in text
+    data.folder = tmp_path / "nowhere"
+    assert f"data get {data.name} --to {data.folder}" in refusal(data.open, "train")
 
 
 class Hostile:
     def __init__(self, sentinel, call=os.mkdir):
-        self.call, self.sentinel = call, sentinel
+        self.asks = call, (str(sentinel),)
 
     def __reduce__(self):
-        return self.call, (str(self.sentinel),)
+        return self.asks
 
     def pickle(self, protocol=2):
         return pickle.dumps(self, protocol)
 
 
-def calling(module, name, argument):
-    return (
-        b"\x80\2c"
-        + f"{module}\n{name}\n".encode()
-        + b"U"
-        + bytes([len(argument)])
-        + argument.encode()
-        + b"\x85R."
-    )
-
-
 @pytest.mark.parametrize("file", ["test_batch", "batches.meta"])
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("os", "mkdir"),
-        ("posix", "system"),
-        ("__builtin__", "eval"),
-        ("builtins", "exec"),
-        ("builtins", "getattr"),
-        ("subprocess", "check_output"),
-        ("numpy", "load"),
-        ("numpy.core.multiarray", "scalar"),
-        ("numpy.core.multiarray", "_reconstruct.__globals__"),
-        ("torch", "load"),
-        ("_codecs", "encode"),
-        ("copyreg", "_reconstructor"),
-    ],
-)
-def test_nothing_that_a_pickle_asks_for_is_called(ten, tmp_path, module, name, file):
-    sentinel = tmp_path / "ran"
-    argument = (
-        f"__import__('os').mkdir('{sentinel}')" if name in ("eval", "exec") else str(sentinel)
-    )
-    ten.write(
-        file,
-        calling(
-            module, name, f"mkdir {sentinel}" if name in ("system", "check_output") else argument
-        ),
-    )
-    text = refusal(ten.open, "test")
-    assert file in text
-    assert f"{module}.{name}" in text
-    assert not sentinel.exists()
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_no_protocol_is_a_way_around(ten, tmp_path, protocol):
-    ten.write("test_batch", Hostile(tmp_path / "ran").pickle(protocol))
-    assert re.search(r"test_batch .*\w+\.mkdir", refusal(ten.open, "test"))
+def test_nothing_that_a_pickle_asks_for_is_called(ten, tmp_path, file):
+    argument = f"__import__('os').mkdir('{tmp_path / 'ran'}')".encode()
+    names = ["builtins exec", "__builtin__ eval", "posix system", "numpy load", "_codecs encode"]
+    names += ["numpy.core.multiarray scalar", "numpy.core.multiarray _reconstruct.__globals__"]
+    for name in names:
+        asks = b"\x80\2c" + name.replace(" ", "\n").encode() + b"\n"
+        ten.write(file, asks + b"U" + bytes([len(argument)]) + argument + b"\x85R.")
+        text = refusal(ten.open, "test")
+        assert file in text
+        assert name.replace(" ", ".") in text
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        ten.write(file, Hostile(tmp_path / "ran").pickle(protocol))
+        assert "mkdir" in refusal(ten.open, "test")
     assert not (tmp_path / "ran").exists()
 
 
 LABELS = b"U\6labels](K\1K\2e"
+START, PIXELS = b"\x80\2}(" + LABELS + b"U\4data", np.zeros((2, 3072), np.uint8)
 BAD_PICKLES = {
     "empty": b"",
-    "no pickle": b"hello",
     "cut short": written({"labels": [1, 2]})[:-3],
     "a list": written([1, 2]),
-    "a number": b"\x80\2K\1.",
     "no data": written({"labels": [1, 2]}),
     "data that are text": written({"labels": [1, 2], "data": "pixels"}),
-    "an array that was never filled": b"\x80\2}(" + LABELS + b"U\4datacnumpy\nndarray\n)Ru.",
-    "other types": written({"labels": [1, 2], "data": np.zeros((2, 3072), np.int64)}),
-    "floats": written({"labels": [1, 2], "data": np.zeros((2, 3072), np.float32)}),
-    "fewer labels": written({"labels": [1], "data": np.zeros((2, 3072), np.uint8)}),
-    "labels that are names": written({"labels": ["a", "b"], "data": np.zeros((2, 3072), np.uint8)}),
-    "another shape": written({"labels": [1, 2], "data": np.zeros((2, 3071), np.uint8)}),
-    "a shape larger than the content": b"\x80\2}("
-    + LABELS
-    + b"U\4data"
-    + array_opcodes((2**30, 3072), b"x", "|u1")
-    + b"u.",
-    "objects": b"\x80\2}("
-    + LABELS
-    + b"U\4data"
-    + array_opcodes((2, 3072), b"x" * 6144, "|O8")
-    + b"u.",
+    "an array that was never filled": START + b"cnumpy\nndarray\n)Ru.",
+    "other types": written({"labels": [1, 2], "data": PIXELS.astype(np.int64)}),
+    "floats": written({"labels": [1, 2], "data": PIXELS.astype(np.float32)}),
+    "fewer labels": written({"labels": [1], "data": PIXELS}),
+    "labels that are names": written({"labels": ["a", "b"], "data": PIXELS}),
+    "another shape": written({"labels": [1, 2], "data": PIXELS[:, 1:]}),
+    "a large shape": START + array_opcodes((2**30, 3072), b"x", "|u1") + b"u.",
+    "objects": START + array_opcodes((2, 3072), b"x" * 6144, "|O8") + b"u.",
     "a persistent id": b"\x80\2U\1xQ.",
-    "an extension": b"\x80\2\x82\1.",
     "a long text": b"\x80\2T" + struct.pack("<i", 2**31 - 1) + b"x.",
-    "a longer text": b"\x80\4\x8e" + struct.pack("<Q", 2**62) + b"x.",
     "a huge frame": b"\x80\4\x95" + struct.pack("<Q", 2**62) + b"x.",
     "a far place in the memo": b"\x80\2K\1r" + struct.pack("<I", 2**25) + b".",
 }
@@ -354,18 +245,14 @@ def test_bad_pickles_are_refused_and_reserve_no_memory(ten, content):
     ten.write("test_batch", content)
     tracemalloc.start()
     try:
-        assert "test_batch cannot be read" in refusal(ten.open, "test")
+        assert "test_batch" in refusal(ten.open, "test")
         assert tracemalloc.get_traced_memory()[1] < 5e6
     finally:
         tracemalloc.stop()
 
 
-PUBLIC = {
-    "worse": "worse_label",
-    "random2": "random_label2",
-    "clean": "clean_label",
-    "noisy": "noisy_label",
-}
+PUBLIC = {"worse": "worse_label", "random2": "random_label2"}
+PUBLIC |= {"clean": "clean_label", "noisy": "noisy_label"}
 
 
 def human(data, column="worse"):
@@ -374,37 +261,27 @@ def human(data, column="worse"):
 
 
 def saved(path, arrays, kind):
+    public = {PUBLIC[name]: values for name, values in arrays.items()}
     if kind.endswith("npz"):
-        arrays = (
-            arrays if kind == "npz" else {PUBLIC[name]: values for name, values in arrays.items()}
-        )
-        np.savez(path.with_suffix(".npz"), **arrays)
+        np.savez(path.with_suffix(".npz"), **arrays if kind == "npz" else public)
         return path.with_suffix(".npz")
-    values = {
-        PUBLIC[name]: torch.from_numpy(each) if "tensor" in kind else each
-        for name, each in arrays.items()
-    }
-    torch.save(
-        values | {"note": "not an array"},
-        path.with_suffix(".pt"),
-        _use_new_zipfile_serialization="old" not in kind,
-    )
-    return path.with_suffix(".pt")
+    if "tensor" in kind:
+        public = {name: torch.from_numpy(values) for name, values in public.items()}
+    is_new, path = "old" not in kind, path.with_suffix(".pt")
+    torch.save(public | {"note": "not one"}, path, _use_new_zipfile_serialization=is_new)
+    return path
 
 
-KINDS = [
-    "npz",
-    "public npz",
-    "pt of tensors",
-    "pt of arrays",
-    "old pt of tensors",
-    "old pt of arrays",
-]
+KINDS = ["npz", "public npz", "pt of tensors", "pt of arrays", "old pt of tensors"]
+KINDS += ["old pt of arrays"]
+
+
+def given_of(data, path, column="worse"):
+    return data.open(labels=path, column=column).labels.given.tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("column", ["worse", "random2"])
-@pytest.mark.parametrize("number", [np.int64, np.uint8])
+@pytest.mark.parametrize(("column", "number"), [("worse", np.int64), ("random2", np.uint8)])
 def test_human_labels_are_given_in_training_and_never_in_the_test(
     ten, tmp_path, kind, column, number
 ):
@@ -419,78 +296,50 @@ def test_human_labels_are_given_in_training_and_never_in_the_test(
     assert labels.given.tolist() == labels.clean.tolist() == ten.labels["test"]
 
 
-def test_arrays_that_an_older_numpy_wrote_are_read(ten, tmp_path):
+def test_arrays_of_an_older_numpy_or_of_another_byte_order_are_read(ten, tmp_path):
+    expected = human(ten)["worse"].tolist()
     path = saved(tmp_path / "human", human(ten), "old pt of arrays")
     path.write_bytes(path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
     assert b"numpy.core.multiarray" in path.read_bytes()
-    assert (
-        ten.open(labels=path, column="worse").labels.given.tolist() == human(ten)["worse"].tolist()
-    )
-
-
-def test_big_endian_arrays_are_read(ten, tmp_path):
+    assert given_of(ten, path) == expected
     arrays = {name: values.astype(">i4") for name, values in human(ten).items()}
     for kind in ("npz", "pt of arrays"):
-        path = saved(tmp_path / "human", arrays, kind)
-        assert (
-            ten.open(labels=path, column="worse").labels.given.tolist()
-            == human(ten)["worse"].tolist()
-        )
+        assert given_of(ten, saved(tmp_path / "human", arrays, kind)) == expected
 
 
-@pytest.mark.parametrize("column", [None, "noisy", "noisy_label"])
-def test_the_only_column_of_a_hundred_classes_need_not_be_named(tmp_path, monkeypatch, column):
+def test_the_only_column_of_a_hundred_classes_need_not_be_named(tmp_path, monkeypatch):
     hundred = StandIn("cifar100", tmp_path / "data", monkeypatch)
-    path = saved(tmp_path / "human", human(hundred, "noisy"), "pt of arrays")
-    assert (
-        hundred.open(labels=path, column=column).labels.given.tolist()
-        == human(hundred, "noisy")["noisy"].tolist()
-    )
+    arrays = human(hundred, "noisy")
+    path = saved(tmp_path / "human", arrays, "pt of arrays")
+    for column in (None, "noisy_label"):
+        assert given_of(hundred, path, column) == arrays["noisy"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("fields", "complaint"),
-    [
-        (
-            {"labels": "a.npz"},
-            "column",
-        ),
-        (
-            {"labels": "a.npz", "column": "worst"},
-            "'worst'",
-        ),
-        ({"labels": "a.npz", "column": "clean"}, "'clean'"),
-        ({"column": "worse"}, "column"),
-        (
-            {"labels": "a.npz", "column": "worse"},
-            "'a.npz'",
-        ),
-        ({"labels": "a.pt", "column": "worse"}, "'a.pt'"),
-        (
-            {"labels": __file__, "column": "worse"},
-            "labels",
-        ),
-        ({"labels": os.sep, "column": "worse"}, "labels"),
-    ],
-)
-def test_a_column_or_file_that_is_not_there_is_refused(ten, fields, complaint):
-    assert complaint in refusal(ten.open, "train", **fields)
+def test_a_column_or_file_that_is_not_there_is_refused(ten):
+    for labels, column, words in (
+        ("a.npz", None, "column"),
+        ("a.npz", "worst", "'worst'"),
+        ("a.npz", "clean", "'clean'"),
+        (None, "worse", "column"),
+        ("a.npz", "worse", "'a.npz'"),
+        ("a.pt", "worse", "'a.pt'"),
+        (__file__, "worse", "labels"),
+        (os.sep, "worse", "labels"),
+    ):
+        assert words in refusal(ten.open, "train", labels=labels, column=column)
 
 
 @pytest.mark.parametrize("kind", ["npz", "pt of tensors", "pt of arrays"])
 def test_labels_of_other_data_are_refused(ten, tmp_path, kind):
     def attempt(**changes):
-        arrays = {
-            name: values for name, values in (human(ten) | changes).items() if values is not None
-        }
-        return refusal(
-            ten.open, "train", labels=saved(tmp_path / "human", arrays, kind), column="worse"
-        )
+        arrays = human(ten) | changes
+        arrays = {name: values for name, values in arrays.items() if values is not None}
+        path = saved(tmp_path / "human", arrays, kind)
+        return refusal(ten.open, "train", labels=path, column="worse")
 
     clean, worse = human(ten).values()
     swapped = np.roll(clean, 1)
-    count = int((swapped != clean).sum())
-    assert f"{count} others" in attempt(clean=swapped)
+    assert str((swapped != clean).sum()) in attempt(clean=swapped)
     for wrong in (worse[:, None], worse * 0 + 10, worse * 0 - 1, None):
         assert re.search("^worse in .*human", attempt(worse=wrong))
     assert "human" in attempt(worse=worse / 1)
@@ -498,15 +347,13 @@ def test_labels_of_other_data_are_refused(ten, tmp_path, kind):
         assert re.search("^clean in .*human", attempt(clean=wrong))
 
 
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("call", [os.mkdir, os.system, eval, np.load, torch.load, getattr])
-def test_nothing_that_a_pt_asks_for_is_called(ten, tmp_path, call, old):
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("call", [os.mkdir, os.system, eval, np.load, torch.load])
+def test_nothing_that_a_pt_asks_for_is_called(ten, tmp_path, call, is_new):
     sentinel, path = tmp_path / "ran", tmp_path / "human.pt"
-    argument = {os.system: f"mkdir {sentinel}", eval: f"__import__('os').mkdir('{sentinel}')"}.get(
-        call, sentinel
-    )
-    values = human(ten) | {"more": Hostile(argument, call)}
-    torch.save(values, path, _use_new_zipfile_serialization=not old)
+    code = {os.system: f"mkdir {sentinel}", eval: f"__import__('os').mkdir('{sentinel}')"}
+    values = human(ten) | {"more": Hostile(code.get(call, sentinel), call)}
+    torch.save(values, path, _use_new_zipfile_serialization=is_new)
     text = refusal(ten.open, "train", labels=path, column="worse")
     assert re.search(rf"human.pt .*\b{call.__name__}\b", text)
     assert "weights_only" not in text
@@ -517,13 +364,11 @@ def test_what_the_program_trusts_elsewhere_is_not_trusted_here(ten, tmp_path):
     trusted = [os.path.basename, np.ndarray, np.dtype]
     before = torch.serialization.get_safe_globals()
     torch.serialization.add_safe_globals(trusted)
+    path = tmp_path / "human.pt"
     try:
-        torch.save(human(ten) | {"more": Hostile("a", os.path.basename)}, tmp_path / "human.pt")
-        assert "posixpath.basename" in refusal(
-            ten.open, "train", labels=tmp_path / "human.pt", column="worse"
-        )
-        path = saved(tmp_path / "human", human(ten), "pt of arrays")
-        assert ten.open(labels=path, column="worse")
+        torch.save(human(ten) | {"more": Hostile("a", os.path.basename)}, path)
+        assert "basename" in refusal(ten.open, "train", labels=path, column="worse")
+        assert given_of(ten, saved(path, human(ten), "pt of arrays"))
         assert set(torch.serialization.get_safe_globals()) == {*before, *trusted}
     finally:
         torch.serialization.clear_safe_globals()
@@ -531,27 +376,21 @@ def test_what_the_program_trusts_elsewhere_is_not_trusted_here(ten, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", ["text", [1, 2], {"a": 1}, None, 3.5, torch.zeros(20, dtype=torch.bfloat16)]
+    "value", ["text", [1, 2], None, 3.5, torch.zeros(20, dtype=torch.bfloat16)]
 )
 def test_a_pt_of_other_things_is_refused(ten, tmp_path, value):
-    torch.save(human(ten) | {"worse": value}, tmp_path / "human.pt")
-    text = refusal(ten.open, "train", labels=tmp_path / "human.pt", column="worse")
-    assert "human.pt" in text
-    torch.save(value, tmp_path / "human.pt")
-    text = refusal(ten.open, "train", labels=tmp_path / "human.pt", column="worse")
-    assert "human.pt" in text
+    path = tmp_path / "human.pt"
+    for content in (human(ten) | {"worse": value}, value):
+        torch.save(content, path)
+        assert "human.pt" in refusal(ten.open, "train", labels=path, column="worse")
 
 
 def test_an_npz_with_objects_is_refused_unopened(ten, tmp_path):
-    np.savez(
-        tmp_path / "human.npz",
-        **human(ten),
-        more=np.array([Hostile(tmp_path / "ran")], dtype=object),
-    )
-    said = "human.npz cannot be read"
-    assert said in refusal(ten.open, "train", labels=tmp_path / "human.npz", column="worse")
-    (tmp_path / "human.npz").write_bytes(Hostile(tmp_path / "ran").pickle())
-    assert said in refusal(ten.open, "train", labels=tmp_path / "human.npz", column="worse")
+    path, hostile = tmp_path / "human.npz", Hostile(tmp_path / "ran")
+    np.savez(path, **human(ten), more=np.array([hostile], dtype=object))
+    assert "human.npz" in refusal(ten.open, "train", labels=path, column="worse")
+    path.write_bytes(hostile.pickle())
+    assert "human.npz" in refusal(ten.open, "train", labels=path, column="worse")
     assert not (tmp_path / "ran").exists()
 
 
@@ -580,8 +419,7 @@ def test_labels_cut_short_are_refused(ten, tmp_path, kind):
     content = path.read_bytes()
     for share in (0, 0.3, 0.6, 0.95):
         path.write_bytes(content[: int(share * len(content))])
-        text = refusal(ten.open, "train", labels=path, column="worse")
-        assert re.search(r"cannot be read: it (is cut short|holds more than|asks for)", text)
+        assert path.name in refusal(ten.open, "train", labels=path, column="worse")
 
 
 def packed(data, *, without=(), more=()):
@@ -610,28 +448,19 @@ def addressed(data, content):
 
 
 def test_an_archive_is_fetched_verified_and_read(data, tmp_path):
-    address, target = packed(data), tmp_path / "new" / "place"
-    found = fetch(data.name, target, address)
-    assert found == target / ORIGINALS[data.name].folder
-    assert {path.name for path in found.iterdir()} == ORIGINALS[
-        data.name
-    ].md5.keys()  # leftovers are left
-    assert [path.name for path in target.iterdir()] == [found.name]
-    kind = {"cifar10": Cifar10, "cifar100": Cifar100}[data.name]
-    assert torch.equal(
-        kind(path=target).open("train").inputs, torch.from_numpy(data.pixels["train"])
-    )
-
-
-def test_what_is_there_is_not_fetched_again_but_verified(ten):
-    assert fetch("cifar10", ten.folder.parent, "http://nowhere.invalid/") == ten.folder
-    (ten.folder / "test_batch").write_bytes(b"x")
-    text = refusal(fetch, "cifar10", ten.folder.parent, "http://nowhere.invalid/")
-    assert str(ten.folder / "test_batch") in text
-    (ten.folder / "test_batch").unlink()
-    assert "test_batch does not exist" in refusal(
-        fetch, "cifar10", ten.folder.parent, "http://nowhere.invalid/"
-    )
+    address, target, original = packed(data), tmp_path / "new" / "place", ORIGINALS[data.name]
+    folder = fetch(data.name, target, address)
+    assert folder == target / original.folder
+    assert {path.name for path in folder.iterdir()} == original.md5.keys()  # leftovers are left
+    assert [path.name for path in target.iterdir()] == [folder.name]
+    data.folder = target
+    assert torch.equal(data.open("train").inputs, torch.from_numpy(data.pixels["train"]))
+    # What is there is not fetched again, but verified.
+    assert fetch(data.name, target, "http://nowhere.invalid/") == folder
+    file = folder / original.splits["test"][0]
+    for damage in (lambda: file.write_bytes(b"x"), file.unlink):
+        damage()
+        assert str(file) in refusal(fetch, data.name, target, "http://nowhere.invalid/")
 
 
 def member(name, kind=tarfile.REGTYPE, link=""):
@@ -643,7 +472,6 @@ def member(name, kind=tarfile.REGTYPE, link=""):
 FOLDER = "cifar-10-batches-py"
 BAD_MEMBERS = {
     "above": member("../escaped"),
-    "above in between": member(f"{FOLDER}/../../escaped"),
     "above by a known name": member(f"{FOLDER}/../{FOLDER}/test_batch"),
     "absolute": member("/tmp/nearsay-escaped"),
     "a link": member(f"{FOLDER}/test_batch", tarfile.SYMTYPE, "/etc/passwd"),
@@ -651,10 +479,8 @@ BAD_MEMBERS = {
     "a link for the folder": member(FOLDER, tarfile.SYMTYPE, "/tmp"),
     "a file for the folder": member(FOLDER),
     "a folder for a file": member(f"{FOLDER}/test_batch", tarfile.DIRTYPE),
-    "a pipe": member(f"{FOLDER}/test_batch", tarfile.FIFOTYPE),
     "a device": member(f"{FOLDER}/test_batch", tarfile.CHRTYPE),
     "one more file": member(f"{FOLDER}/more.py"),
-    "one more folder": member(f"{FOLDER}/more", tarfile.DIRTYPE),
     "a file of another data set": member("cifar-100-python/train"),
 }
 
@@ -671,27 +497,18 @@ def test_archives_with_anything_else_are_refused_before_anything_is_written(ten,
 
 
 def test_archives_with_the_right_names_and_wrong_contents_are_refused(ten, tmp_path):
-    target = tmp_path / "target"
-    wrong = member(f"{FOLDER}/test_batch")
-    assert "test_batch" in refusal(fetch, "cifar10", target, packed(ten, more=[(wrong, b"other")]))
-    assert "test_batch does not exist" in refusal(
-        fetch, "cifar10", target, packed(ten, without=["test_batch"])
-    )
+    target, wrong = tmp_path / "target", member(f"{FOLDER}/test_batch")
+    for choices in ({"more": [(wrong, b"other")]}, {"without": ["test_batch"]}):
+        assert "test_batch" in refusal(fetch, "cifar10", target, packed(ten, **choices))
     assert list(target.iterdir()) == []
 
 
 def test_archives_that_are_none_are_refused(ten, tmp_path):
     address = packed(ten)
     content = (ten.folder.parent / "archive.tar.gz").read_bytes()
-    broken = bytearray(content)
-    broken[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
-    for wrong in (
-        content[: len(content) // 2],
-        bytes(broken),
-        b"",
-        b"<html>",
-        gzip.compress(b"no tar" * 1000),
-    ):
+    half = content[: len(content) // 2]
+    broken = half + bytes(len(content) - len(half))
+    for wrong in (half, broken, b"", b"<html>", gzip.compress(b"no tar" * 1000)):
         assert addressed(ten, wrong) == address
         text = refusal(fetch, "cifar10", tmp_path / "target", address)
         # Half of a broken archive may be unpacked.
@@ -700,13 +517,11 @@ def test_archives_that_are_none_are_refused(ten, tmp_path):
 
 
 def test_an_archive_of_another_md5_is_not_even_opened(ten, tmp_path, monkeypatch):
-    address = packed(ten)
-    found = ORIGINALS["cifar10"].archive_md5
-    ten.change(archive_md5="c58f30108f718f92721af3b95e74349a")
+    address, actual, other = packed(ten), ORIGINALS["cifar10"].archive_md5, "c58f30108f718f92"
+    ten.change(archive_md5=other)
     monkeypatch.delattr(tarfile, "open")
     text = refusal(fetch, "cifar10", tmp_path / "target", address)
-    for words in (address, found, "c58f30108f718f92721af3b95e74349a"):
-        assert words in text
+    assert all(words in text for words in (address, actual, other))
     assert list((tmp_path / "target").iterdir()) == []
 
 
@@ -719,7 +534,7 @@ def test_a_download_without_end_is_given_up(ten, tmp_path, monkeypatch):
     assert f"{3 * 2**20} bytes" in text
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
@@ -732,15 +547,12 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         elif self.path == "/garbage":
             self.wfile.write(b"this is not HTTP\r\n\r\n")
         else:
-            super().do_GET()
+            self.send_error(404)
 
 
 @pytest.fixture
-def server(ten):
-    folder = str(ten.folder.parent)
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), lambda *arguments: Handler(*arguments, directory=folder)
-    ) as server:
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -748,38 +560,13 @@ def server(ten):
         thread.join()
 
 
-def test_a_server_is_asked_over_the_network(ten, server, tmp_path):
-    packed(ten)
-    assert fetch("cifar10", tmp_path / "target", f"{server}/archive.tar.gz").is_dir()
-
-
-@pytest.mark.parametrize(
-    ("page", "kind", "complaint"),
-    [
-        (
-            "missing",
-            OSError,
-            "HTTP Error 404",
-        ),
-        ("garbage", OSError, "cannot be downloaded"),
-        ("short", (ValueError, OSError), "/short "),
-    ],
-)
-def test_trouble_of_the_network_is_one_sentence(server, tmp_path, page, kind, complaint):
-    assert complaint in refusal(
-        fetch, "cifar10", tmp_path / "target", f"{server}/{page}", kind=kind
-    )
-    assert list((tmp_path / "target").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "address", ["http://127.0.0.1:9/a", "file:///nowhere/a", "nonsense", "http://[bad/", "x:y"]
-)
-def test_addresses_that_do_not_answer_are_one_sentence(tmp_path, address):
-    text = refusal(fetch, "cifar100", tmp_path, address, kind=OSError)
-    assert text.startswith(f"{address} cannot be downloaded")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_name_is_refused_with_those_there_are(tmp_path):
-    assert "name must be" in refusal(fetch, "cifar", tmp_path)
+def test_trouble_of_the_network_is_one_sentence(server, tmp_path):
+    target = tmp_path / "target"
+    for page in ("missing", "garbage", "short"):
+        kind = (ValueError, OSError) if page == "short" else OSError
+        address = f"{server}/{page}"
+        assert address in refusal(fetch, "cifar10", target, address, kind=kind)
+    for address in ("http://127.0.0.1:9/a", "file:///nowhere/a", "nonsense", "http://[bad/", "x:y"):
+        assert address in refusal(fetch, "cifar100", target, address, kind=OSError)
+    assert list(target.iterdir()) == []
+    assert "name" in refusal(fetch, "cifar", target)

@@ -1,5 +1,4 @@
 import os
-import time
 
 import pytest
 import torch
@@ -33,23 +32,19 @@ def refused(folder, split="train"):
 
 
 def test_folders_are_classes(tmp_path):
-    folder = make(tmp_path, "dog/b.jpg", "cat/z.PNG", "cat/a.webp", "dog/deep/er/c.tiff")
+    folder = make(tmp_path, "dog/b.jpg", "cat/z.PNG", "cat/a.webp", "dog/deep/c.tiff", "cat/H.HEIC")
     inputs, labels = folder.open("train")
     assert inputs.root == tmp_path
-    assert inputs.names == ("cat/a.webp", "cat/z.PNG", "dog/b.jpg", "dog/deep/er/c.tiff")
+    assert inputs.names == ("cat/H.HEIC", "cat/a.webp", "cat/z.PNG", "dog/b.jpg", "dog/deep/c.tiff")
     assert labels.classes == ("cat", "dog")
     assert labels.given.dtype == torch.int64
-    assert labels.given.tolist() == [0, 0, 1, 1]
-    assert "split must be" in refused(folder, "test")
-    assert "split must be" in refused(folder, "nonsense")
+    assert labels.given.tolist() == [0, 0, 0, 1, 1]
+    assert "split" in refused(folder, "test")
 
 
 def test_two_classes_that_look_the_same_are_refused(tmp_path):
     message = refused(make(tmp_path, "caf\u00e9/a.jpg", "cafe\u0301/b.jpg", "tea/c.jpg"))
-    assert (
-        message
-        == r"classes 'cafe\u0301' and 'caf\xe9' look the same. Move their images into one folder."
-    )
+    assert r"'cafe\u0301' and 'caf\xe9'" in message
 
 
 @pytest.mark.parametrize("validation", ["val", "validation", "VAL"])
@@ -76,30 +71,11 @@ def test_a_class_that_cannot_be_learned_is_named(tmp_path, split):
 
 
 def test_order_is_by_class_and_then_by_bytes(tmp_path):
-    names = [
-        "a-b/1.jpg",
-        "a/B.jpg",
-        "a/a.jpg",
-        "a/c/1.jpg",
-        "a/c-d/1.jpg",
-        "a/c.jpg",
-        "a/é.jpg",
-        "b/10.jpg",
-        "b/9.jpg",
-    ]
-    inputs, labels = make(tmp_path, *reversed(names)).open("train")
+    expected = ["a/B.jpg", "a/a.jpg", "a/c-d/1.jpg", "a/c.jpg", "a/c/1.jpg", "a/é.jpg"]
+    expected += ["a-b/1.jpg", "b/10.jpg", "b/9.jpg"]
+    inputs, labels = make(tmp_path, *sorted(expected, reverse=True)).open("train")
     assert labels.classes == ("a", "a-b", "b")
-    assert inputs.names == (
-        "a/B.jpg",
-        "a/a.jpg",
-        "a/c-d/1.jpg",
-        "a/c.jpg",
-        "a/c/1.jpg",
-        "a/é.jpg",
-        "a-b/1.jpg",
-        "b/10.jpg",
-        "b/9.jpg",
-    )
+    assert inputs.names == tuple(expected)
 
 
 def test_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
@@ -124,14 +100,7 @@ def test_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
 
 
 def test_what_is_hidden_or_no_image_is_skipped_and_counted(tmp_path):
-    make(
-        tmp_path,
-        "cat/a.jpg",
-        "cat/notes.txt",
-        "cat/.a.jpg",
-        "cat/.hidden/b.jpg",
-        "cat/deep/Thumbs.db",
-    )
+    make(tmp_path, "cat/a.jpg", "cat/notes.txt", "cat/.a.jpg", "cat/.hidden/b.jpg", "cat/deep/T.db")
     folder = make(tmp_path, ".git/x.jpg", "README.md", "loose.jpg", "dog/b.jpg")
     found = folder.scan("train")
     assert found.names == ("cat/a.jpg", "dog/b.jpg")
@@ -139,84 +108,41 @@ def test_what_is_hidden_or_no_image_is_skipped_and_counted(tmp_path):
     assert found.num_skipped == 7
 
 
-def test_photographs_that_cannot_be_decoded_are_listed(tmp_path):
-    folder = make(tmp_path, "cat/a.jpg", "cat/IMG_1.HEIC", "dog/b.jfif", "dog/c.avif")
-    assert folder.open("train").inputs.names == (
-        "cat/IMG_1.HEIC",
-        "cat/a.jpg",
-        "dog/b.jfif",
-        "dog/c.avif",
-    )
-
-
 def test_a_class_may_be_called_like_a_split(tmp_path):
-    folder = make(tmp_path, "tank/a.jpg", "train/b.jpg", "test/c.jpg")
-    assert listing(folder) == (
-        {"tank/a.jpg": 0, "test/c.jpg": 1, "train/b.jpg": 2},
-        ("tank", "test", "train"),
-    )
-
-
-def test_a_folder_beside_the_splits_is_refused(tmp_path):
-    assert "'valid'" in refused(make(tmp_path, "train/cat/a.jpg", "valid/cat/b.jpg"))
-
-
-def test_two_folders_for_one_split_are_refused(tmp_path):
-    folder = make(tmp_path, "train/cat/a.jpg", "val/cat/b.jpg", "validation/cat/c.jpg")
-    assert "validation" in refused(folder)
-
-
-def test_a_folder_for_runs_among_the_classes_is_refused(tmp_path):
-    told = refused(make(tmp_path, "cat/a.jpg", "runs/first/.lock"))
-    assert (
-        told
-        == f"'{tmp_path}/runs' is for runs, but here every folder is a class. Use another --out."
-    )
+    found, classes = listing(make(tmp_path, "tank/a.jpg", "train/b.jpg", "test/c.jpg"))
+    assert found == {"tank/a.jpg": 0, "test/c.jpg": 1, "train/b.jpg": 2}
+    assert classes == ("tank", "test", "train")
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    ("names", "word"),
     [
-        (["cat/a.jpg", "dog/"], "dog' is a class without images"),
-        (["cat/a.jpg", "dog/notes.txt"], "dog' is a class without images"),
-        (["train/cat/a.jpg", "train/dog/"], "train/dog' is a class without images"),
-        (["a.jpg", "b.jpg"], "must hold a folder of images per class"),
-        ([], "must hold a folder of images per class"),
-        (["train/a.jpg", "test/b.jpg"], "train' must hold a folder of images per class"),
+        (["train/cat/a.jpg", "valid/cat/b.jpg"], "'valid'"),
+        (["train/cat/a.jpg", "val/cat/b.jpg", "validation/cat/c.jpg"], "validation"),
+        (["cat/a.jpg", "runs/first/.lock"], "/runs'"),
+        (["cat/a.jpg", "dog/"], "dog'"),
+        (["cat/a.jpg", "dog/notes.txt"], "dog'"),
+        (["train/cat/a.jpg", "train/dog/"], "train/dog'"),
+        (["a.jpg", "b.jpg"], "CLASS/image.jpg"),
+        ([], "CLASS/image.jpg"),
+        (["train/a.jpg", "test/b.jpg"], "train'"),
     ],
 )
-def test_without_images_the_expected_layout_is_shown(tmp_path, names, expected):
-    lines = refused(make(tmp_path, *names)).splitlines()
-    assert expected in lines[0]
-    skipped = sum(
-        name.endswith((".txt", "/a.jpg", "b.jpg")) and "cat" not in name for name in names
-    )
-    assert lines[1].startswith("found: ")
-    assert skipped == 0 or "found: 0 " not in lines[1]
-    assert lines[2:] == [
-        f"  {tmp_path}/CLASS/image.jpg",
-        f"  {tmp_path}/train/CLASS/image.jpg, with val and test next to train",
-        "or, with a table of paths and labels: nearsay train manifest path=TABLE.csv",
-    ]
+def test_another_layout_is_refused(tmp_path, names, word):
+    assert word in refused(make(tmp_path, *names))
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path):
-    assert "path must be a folder" in refused(Folder(path=tmp_path / "none"))
+    assert "path" in refused(Folder(path=tmp_path / "none"))
     (tmp_path / "file").write_text("")
-    told = "nearsay train manifest"
-    assert told in refused(Folder(path=str(tmp_path / "file")))
-
-
-def test_one_class_whose_images_lie_in_one_folder_of_it_is_a_class(tmp_path):
-    make(tmp_path, "cat/2024/a.jpg", "cat/2024/b.jpg")
-    assert Folder(path=tmp_path).open("train").labels.classes == ("cat",)
+    assert "manifest" in refused(Folder(path=str(tmp_path / "file")))
 
 
 def test_the_folder_above_the_one_that_holds_the_classes_is_refused_with_the_right_one(tmp_path):
-    make(tmp_path, "photos/cat/a.jpg", "photos/dog/b.jpg")
-    told = refused(Folder(path=tmp_path))
-    assert "would be the only class" in told
-    assert told.endswith(f"use path={tmp_path / 'photos'}")
+    make(tmp_path, "photos/cat/a.jpg")
+    assert listing(Folder(path=tmp_path))[1] == ("photos",)
+    make(tmp_path, "photos/dog/b.jpg")
+    assert f"path={tmp_path / 'photos'}" in refused(Folder(path=tmp_path))
     assert listing(Folder(path=tmp_path / "photos"))[1] == ("cat", "dog")
     make(tmp_path, "photos/c.jpg")  # so a class with folders of its own
     assert listing(Folder(path=tmp_path))[1] == ("photos",)
@@ -224,30 +150,23 @@ def test_the_folder_above_the_one_that_holds_the_classes_is_refused_with_the_rig
 
 def test_links_out_of_the_root_are_refused(tmp_path):
     make(tmp_path, "elsewhere/x.jpg", "elsewhere/deep/y.jpg", "root/cat/a.jpg", "root2/x.jpg")
-    folder = Folder(path=tmp_path / "root")
+    (tmp_path / "link").symlink_to("root")  # the root itself may be one
+    folder, root = Folder(path=tmp_path / "link"), tmp_path / "root"
     for link, target in (
         ("cat/b.jpg", "elsewhere/x.jpg"),
         ("dog", "elsewhere"),
         ("cat/deep", "elsewhere/deep"),
         ("cat/c.jpg", "root2/x.jpg"),
     ):
-        (tmp_path / "root" / link).symlink_to(tmp_path / target)
+        (root / link).symlink_to(tmp_path / target)
         assert "is a link to" in refused(folder)
-        assert f"outside of {str(tmp_path / 'root')!r}. Copy it there." in refused(folder)
-        (tmp_path / "root" / link).unlink()
-    (tmp_path / "root/cat/notes").symlink_to(tmp_path / "elsewhere/x.jpg")
-    assert listing(folder)[0] == {"cat/a.jpg": 0}
-    (tmp_path / "root/cat/d.jpg").symlink_to(
-        tmp_path / "none.jpg"
-    )  # an image that cannot be read, like others
-    assert listing(folder)[0] == {"cat/a.jpg": 0, "cat/d.jpg": 0}
-
-
-def test_the_root_itself_may_be_a_link(tmp_path):
-    make(tmp_path, "root/cat/a.jpg", "root/.store/b.jpg")
-    (tmp_path / "link").symlink_to("root")
-    (tmp_path / "root/cat/b.jpg").symlink_to("../.store/b.jpg")
-    assert listing(Folder(path=tmp_path / "link"))[0] == {"cat/a.jpg": 0, "cat/b.jpg": 0}
+        (root / link).unlink()
+    (root / "cat/notes").symlink_to(tmp_path / "elsewhere/x.jpg")
+    (root / "cat/b.jpg").symlink_to("../.store/b.jpg")
+    make(root, ".store/b.jpg")
+    # An image that cannot be read, like others.
+    (root / "cat/d.jpg").symlink_to(tmp_path / "none.jpg")
+    assert listing(folder)[0] == {"cat/a.jpg": 0, "cat/b.jpg": 0, "cat/d.jpg": 0}
 
 
 def test_links_inside_the_root_do_not_count_twice(tmp_path):
@@ -255,10 +174,10 @@ def test_links_inside_the_root_do_not_count_twice(tmp_path):
     (tmp_path / "test/cat/c.jpg").symlink_to("../../.store/c.jpg")
     assert [*listing(folder, "test")[0]] == ["test/cat/b.jpg", "test/cat/c.jpg"]
     (tmp_path / "test/cat/d.jpg").symlink_to("../../train/cat/a.jpg")
-    assert "which would count twice" in refused(folder, "test")
+    assert "twice" in refused(folder, "test")
     (tmp_path / "test/cat/d.jpg").unlink()
     (tmp_path / "test/cat/up").symlink_to("..")
-    assert "is a link to a folder" in refused(folder, "test")
+    assert "link" in refused(folder, "test")
 
 
 def test_what_cannot_be_decoded_is_listed_for_the_decoder_to_name(tmp_path):
@@ -275,15 +194,12 @@ def test_names_that_are_no_text_are_refused(tmp_path):
     make(tmp_path, "cat/a.jpg")
     with open(os.fsencode(tmp_path / "cat") + b"/\xff.jpg", "wb"):
         pass
-    assert "\\udcff.jpg' must have a UTF-8 name" in refused(Folder(path=tmp_path))
+    assert "\\udcff.jpg'" in refused(Folder(path=tmp_path))
 
 
 def test_a_share_of_each_class_is_held_out(tmp_path):
-    counts = {"a": 40, "b": 7, "c": 2, "d": 1}
-    make(
-        tmp_path,
-        *(f"{name}/{number:02}.jpg" for name, count in counts.items() for number in range(count)),
-    )
+    for name, count in {"a": 40, "b": 7, "c": 2, "d": 1}.items():
+        make(tmp_path, *(f"{name}/{number:02}.jpg" for number in range(count)))
     folder = Folder(path=tmp_path, validation=0.2)
     train, classes = listing(folder)
     held, held_classes = listing(folder, "validation")
@@ -295,42 +211,22 @@ def test_a_share_of_each_class_is_held_out(tmp_path):
     assert listing(Folder(path=tmp_path, validation=0.2))[0] == train
     assert listing(Folder(path=tmp_path, validation=0.2, seed=1))[0] != train
     assert [*held][:8] != [f"a/{number:02}.jpg" for number in range(8)]
-    assert "'train' or 'validation'" in refused(folder, "test")
+    assert "split" in refused(folder, "test")
+    for share in (0, 1, float("nan")):
+        with pytest.raises(ValueError, match="validation"):
+            Folder(path=tmp_path, validation=share)
 
 
 def test_nothing_is_held_out_where_there_is_a_folder_for_it(tmp_path):
-    make(tmp_path, "train/a/1.jpg", "train/a/2.jpg", "val/a/3.jpg", "test/a/4.jpg")
+    make(tmp_path, "train/a/1.jpg", "train/a/2.jpg", "test/a/4.jpg", "test/a/5.jpg")
     folder = Folder(path=tmp_path, validation=0.5)
+    assert [*listing(folder, "test")[0]] == ["test/a/4.jpg", "test/a/5.jpg"]
+    assert len(listing(folder)[0]) == len(listing(folder, "validation")[0]) == 1
+    make(tmp_path, "val/a/3.jpg")
     assert [*listing(folder)[0]] == ["train/a/1.jpg", "train/a/2.jpg"]
     assert [*listing(folder, "validation")[0]] == ["val/a/3.jpg"]
-
-
-def test_the_test_split_is_never_held_out(tmp_path):
-    make(tmp_path, "train/a/1.jpg", "train/a/2.jpg", "test/a/3.jpg", "test/a/4.jpg")
-    folder = Folder(path=tmp_path, validation=0.5)
-    assert [*listing(folder, "test")[0]] == ["test/a/3.jpg", "test/a/4.jpg"]
-    assert len(listing(folder)[0]) == len(listing(folder, "validation")[0]) == 1
-
-
-@pytest.mark.parametrize("validation", [0, 1, -0.1, 2, float("nan")])
-def test_the_share_is_a_share(tmp_path, validation):
-    with pytest.raises(ValueError, match="between"):
-        Folder(path=tmp_path, validation=validation)
 
 
 def test_a_share_of_nothing_is_refused(tmp_path):
     make(tmp_path, "a/1.jpg", "b/2.jpg")
     assert "class" in refused(Folder(path=tmp_path, validation=0.5), "validation")
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_files_take_seconds(tmp_path):
-    for number in range(100):
-        (tmp_path / f"{number:02}").mkdir()
-        for file in range(1000):
-            os.close(
-                os.open(tmp_path / f"{number:02}" / f"{file:03}.jpg", os.O_CREAT | os.O_WRONLY)
-            )
-    start = time.process_time()
-    assert len(Folder(path=tmp_path).open("train").inputs) == 100_000
-    assert time.process_time() - start < 5

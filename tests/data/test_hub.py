@@ -42,26 +42,22 @@ def cache(request, monkeypatch, tmp_path):
             request.getfixturevalue("library").config, "HF_DATASETS_CACHE", tmp_path / "cache"
         )
         for place, name in ((socket, "getaddrinfo"), (socket.socket, "connect")):
-            monkeypatch.setattr(
-                place, name, lambda *_, **__: pytest.fail("this is a way to the network")
-            )
+            monkeypatch.setattr(place, name, lambda *_, **__: pytest.fail("a way to the network"))
     return tmp_path / "cache"
 
 
-def picture(number, kind="PNG"):
+def picture(number):
     content = io.BytesIO()
-    Image.new("RGB", (8, 8), (7 * number % 256, 40, 90)).save(content, kind)
+    Image.new("RGB", (8, 8), (7 * number % 256, 40, 90)).save(content, "PNG")
     return content.getvalue()
 
 
-def table(library, num=6, *, start=0, kind="PNG", labels=None):
+def table(library, num=6, *, start=0, labels=None):
     """Pictures inside a table, cats and dogs by turns."""
-    cells = [{"bytes": picture(start + row, kind), "path": None} for row in range(num)]
-    columns = {
-        "picture": cells,
-        "animal": [row % 2 for row in range(num)] if labels is None else labels,
-    }
+    cells = [{"bytes": picture(start + row), "path": None} for row in range(num)]
+    animals = [row % 2 for row in range(num)] if labels is None else labels
     features = {"picture": library.Image(), "animal": library.ClassLabel(names=["cat", "dog"])}
+    columns = {"picture": cells, "animal": animals}
     return library.Dataset.from_dict(columns, features=library.Features(features))
 
 
@@ -109,41 +105,14 @@ def test_pictures_in_tables_become_files_byte_for_byte(library, tmp_path):
         hub.open("test")
 
 
-def test_names_tell_the_row_and_the_content(library, tmp_path):
-    names = save(library, tmp_path / "saved", train=table(library, 2)).open("train").inputs.names
-    assert [name.partition("-")[0] for name in names] == [
-        "train/0000/00000000",
-        "train/0000/00000001",
-    ]
-    assert names[1].endswith(".png")
-    assert (
-        save(library, tmp_path / "jpeg", train=table(library, 1, kind="JPEG"))
-        .open("train")
-        .inputs.names[0][-4:]
-        == ".jpg"
-    )
-
-
 def test_the_same_data_has_the_same_digest_in_every_layout(library, tmp_path):
-    made = table(library)
-    (tmp_path / "parquet").mkdir()
-    made.to_parquet(str(tmp_path / "parquet" / "train.parquet"))
-    saved = save(library, tmp_path / "saved", train=made)
+    made, path = table(library), tmp_path / "parquet"
+    path.mkdir()
+    made.to_parquet(str(path / "train.parquet"))
     made.save_to_disk(str(tmp_path / "alone"))
-    others = [Hub(path=tmp_path / place) for place in ("parquet", "parquet/train.parquet", "alone")]
-    digests = {digest_inputs(hub.open("train").inputs) for hub in (saved, *others)}
-    assert len(digests) == 1
-
-
-def test_changed_pictures_of_the_same_length_have_another_digest(library, tmp_path):
-    digests = []
-    for start in (0, 1):
-        split = save(
-            library, tmp_path / str(start), train=table(library, 3, start=start, kind="BMP")
-        ).open("train")
-        assert {len(content) for content in contents(split)} == {len(picture(0, "BMP"))}
-        digests.append(digest_inputs(split.inputs))
-    assert digests[0] != digests[1]
+    hubs = [Hub(path=place) for place in (path, path / "train.parquet", tmp_path / "alone")]
+    hubs.append(save(library, tmp_path / "saved", train=made))
+    assert len({digest_inputs(hub.open("train").inputs) for hub in hubs}) == 1
 
 
 def test_data_that_changes_in_place_is_unpacked_anew(library, tmp_path):
@@ -198,33 +167,24 @@ def test_what_a_killed_unpacking_has_left_half_written_goes_with_the_next(librar
 
 
 def test_images_in_folders_are_read_where_they_are(library, tmp_path, cache):
-    for number, name in enumerate(
-        ("train/b/0.png", "train/a/0.png", "train/a/1.png", "test/b/0.png")
-    ):
-        path = tmp_path / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(number))
-    split = Hub(path=tmp_path / "images").open("train")
-    assert split.inputs.root == tmp_path / "images"
-    assert dict(zip(split.inputs.names, split.labels.given.tolist(), strict=True)) == {
-        "train/a/0.png": 0,
-        "train/a/1.png": 0,
-        "train/b/0.png": 1,
-    }
-    assert Hub(path=tmp_path / "images").open("test").labels.given.tolist() == [1]
+    root = tmp_path / "images"
+    for name in ("train/b/0.png", "train/a/0.png", "train/a/1.png", "test/b/0.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(picture(0))
+    inputs, labels = Hub(path=root).open("train")
+    assert inputs.root == root
+    found = dict(zip(inputs.names, labels.given.tolist(), strict=True))
+    assert found == {"train/a/0.png": 0, "train/a/1.png": 0, "train/b/0.png": 1}
+    assert Hub(path=root).open("test").labels.given.tolist() == [1]
     assert not (cache / "nearsay").exists()
 
 
 def test_a_csv_names_files_beside_it_and_labels_in_words(library, tmp_path):
     (tmp_path / "photos").mkdir()
-    for number in range(3):
+    lines = ["file,label,truth"]
+    for number, labels in enumerate(("zebra,zebra", "ant,gnu", ",ant")):
         (tmp_path / "photos" / f"{number}.png").write_bytes(picture(number))
-    lines = [
-        "file,label,truth",
-        "photos/0.png,zebra,zebra",
-        "photos/1.png,ant,gnu",
-        "photos/2.png,,ant",
-    ]
+        lines.append(f"photos/{number}.png,{labels}")
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     split = Hub(path=tmp_path / "rows.csv", clean="truth").open("train")
     assert split.inputs.names == ("photos/0.png", "photos/1.png", "photos/2.png")
@@ -233,25 +193,9 @@ def test_a_csv_names_files_beside_it_and_labels_in_words(library, tmp_path):
     assert split.labels.clean.tolist() == [1, -1, 0]
 
 
-def test_bytes_in_a_parquet_file_of_somebody_else_are_images(library, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    pyarrow = import_module("pyarrow")
-    rows = {"photo": [picture(0), picture(1)], "label": [20, 3]}
-    parquet.write_table(pyarrow.table(rows), tmp_path / "rows.parquet")
-    split = Hub(path=tmp_path / "rows.parquet").open("train")
-    assert contents(split) == [picture(0), picture(1)]
-    assert split.labels.classes == ("3", "20")  # as numbers, not as text
-    assert split.labels.given.tolist() == [1, 0]
-
-
 def test_numbers_below_zero_and_missing_labels_mean_unlabeled(library, tmp_path):
     hub = save(library, tmp_path / "saved", train=table(library, 4, labels=[1, -1, None, 0]))
     assert hub.open("train").labels.given.tolist() == [1, -1, -1, 0]
-
-
-def test_numbers_below_zero_mean_unlabeled_where_classes_have_no_names_too(library, tmp_path):
-    split = plain(library, tmp_path / "saved", {"label": [7, -1, -100, 3]}).open("train")
-    assert (split.labels.classes, split.labels.given.tolist()) == (("3", "7"), [1, -1, -1, 0])
 
 
 def test_a_missing_true_label_is_not_the_class_called_none(library, tmp_path):
@@ -272,21 +216,12 @@ def test_a_true_label_that_is_empty_among_others_is_not_taken_for_a_class_from_o
 
 
 def test_true_labels_that_one_split_lacks_are_unknown_there(library, tmp_path):
-    columns = {"train": {"truth": [None, None]}, "test": {"truth": ["b", "a"]}}
-    kinds = library.Features(
-        {
-            "image": library.Image(),
-            "label": library.Value("string"),
-            "truth": library.Value("string"),
-        }
-    )
+    text = library.Value("string")
+    kinds = library.Features({"image": library.Image(), "label": text, "truth": text})
+    cells = [{"bytes": picture(number), "path": None} for number in range(2)]
     parts = {}
-    for name, more in columns.items():
-        rows = {
-            "image": [{"bytes": picture(number), "path": None} for number in range(2)],
-            "label": ["a", "b"],
-            **more,
-        }
+    for name, truth in (("train", [None, None]), ("test", ["b", "a"])):
+        rows = {"image": cells, "label": ["a", "b"], "truth": truth}
         parts[name] = library.Dataset.from_dict(rows, features=kinds)
     library.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
     hub = Hub(path=tmp_path / "saved", label="label", clean="truth")
@@ -295,19 +230,13 @@ def test_true_labels_that_one_split_lacks_are_unknown_there(library, tmp_path):
 
 
 def test_a_true_label_may_stand_in_a_column_of_classes(library, tmp_path):
-    kinds = {
-        "label": library.ClassLabel(names=["a", "b"]),
-        "truth": library.ClassLabel(names=["a", "b"]),
-    }
-    plain(library, tmp_path / "saved", {"label": [0, 1, -1], "truth": [0, 0, -1]}, kinds)
-    split = Hub(path=tmp_path / "saved", clean="truth").open("train")
-    assert (split.labels.given.tolist(), split.labels.clean.tolist()) == ([0, 1, -1], [0, 0, -1])
-    assert "['label', 'truth']" in refused(Hub(path=tmp_path / "saved"))
-    assert Hub(path=tmp_path / "saved", label="truth").open("train").labels.given.tolist() == [
-        0,
-        0,
-        -1,
-    ]
+    kind, path = library.ClassLabel(names=["a", "b"]), tmp_path / "saved"
+    cells = {"label": [0, 1, -1], "truth": [0, 0, -1]}
+    plain(library, path, cells, {"label": kind, "truth": kind})
+    labels = Hub(path=path, clean="truth").open("train").labels
+    assert (labels.given.tolist(), labels.clean.tolist()) == ([0, 1, -1], [0, 0, -1])
+    assert "['label', 'truth']" in refused(Hub(path=path))
+    assert Hub(path=path, label="truth").open("train").labels.given.tolist() == [0, 0, -1]
 
 
 def test_a_true_label_beyond_the_last_class_is_none_of_them(library, tmp_path):
@@ -320,29 +249,19 @@ def test_a_true_label_beyond_the_last_class_is_none_of_them(library, tmp_path):
 
 
 def test_splits_are_called_as_the_user_says(library, tmp_path):
-    parts = {
-        name: table(library, 2, start=10 * place)
-        for place, name in enumerate(("full", "validation", "dev"))
-    }
-    save(library, tmp_path / "saved", **parts)
-    hub = Hub(path=tmp_path / "saved", train="full", test="validation")
+    names, path = ("full", "validation", "dev"), tmp_path / "saved"
+    save(library, path, **{name: table(library, 2, start=10 * n) for n, name in enumerate(names)})
+    hub = Hub(path=path, train="full", test="validation")
     assert contents(hub.open("test")) == [picture(10), picture(11)]
     assert contents(hub.open("validation")) == [picture(20), picture(21)]
-    assert "has no split called train, only full, validation, dev" in refused(
-        Hub(path=tmp_path / "saved")
-    )
-    told = refused(Hub(path=tmp_path / "saved", train="full", test="x"))
-    assert "test must be one of 'full', 'validation', 'dev'" in told
-    assert "differ" in refused(Hub(path=tmp_path / "saved", train="full", test="full"))
+    assert "full, validation, dev" in refused(Hub(path=path))
+    assert "test" in refused(Hub(path=path, train="full", test="x"))
+    assert "differ" in refused(Hub(path=path, train="full", test="full"))
 
 
 def test_a_split_whose_labels_are_hidden_is_left_out(library, tmp_path):
-    hub = save(
-        library,
-        tmp_path / "saved",
-        train=table(library),
-        test=table(library, 2, start=6, labels=[-1, -1]),
-    )
+    hidden = table(library, 2, start=6, labels=[-1, -1])
+    hub = save(library, tmp_path / "saved", train=table(library), test=hidden)
     with pytest.raises(NoSplit, match="labels"):
         hub.open("test")
 
@@ -363,41 +282,26 @@ def test_an_unknown_column_is_answered_by_those_there_are(library, tmp_path):
     save(library, tmp_path / "saved", train=table(library))
     for wish in ("image", "label", "clean"):
         told = refused(Hub(path=tmp_path / "saved", **{wish: "nothing"}))
-        assert f"{wish} must be one of 'picture', 'animal'" in told
+        assert wish in told
+        assert "'picture', 'animal'" in told
 
 
-@pytest.mark.parametrize(
-    ("labels", "told"),
-    [([0.5, 1.5], "column"), ([["a"], ["b"]], "column")],
-)
-def test_a_label_is_one_class(library, tmp_path, labels, told):
-    assert told in refused(plain(library, tmp_path / "saved", {"label": labels}))
-
-
-def test_without_a_column_of_labels_the_columns_are_told(library, tmp_path):
-    hub = plain(library, tmp_path / "saved", {"caption": ["a", "b"]})
-    assert "label column must be one of the columns 'image', 'caption'" in refused(hub)
+@pytest.mark.parametrize("labels", [[0.5, 1.5], [["a"], ["b"]]])
+def test_a_label_is_one_class(library, tmp_path, labels):
+    assert "column" in refused(plain(library, tmp_path / "saved", {"label": labels}))
 
 
 def test_what_is_not_there_is_not_looked_for_on_the_hub(library, tmp_path):
-    assert "path must be an existing folder" in refused(Hub(path="user/photos"))
+    assert "path" in refused(Hub(path="user/photos"))
     (tmp_path / "notes.txt").write_text("hello")
-    assert "path must be" in refused(Hub(path=tmp_path / "notes.txt"))
-    (tmp_path / "empty").mkdir()
-    assert "it" in refused(Hub(path=tmp_path / "empty"))
+    assert "path" in refused(Hub(path=tmp_path / "notes.txt"))
 
 
 def pointing(folder, address):
     folder.mkdir()
-    lines = [
-        "---",
-        "license_link: https://example.org",
-        "configs:",
-        "- config_name: default",
-        "  data_files:",
-    ]
-    card = "\n".join([*lines, f'  - "{address}"', "size: 1", "---", "See https://example.org."])
-    (folder / "README.md").write_text(card)
+    lines = ["---", "license_link: https://example.org", "configs:", "- config_name: default"]
+    lines += ["  data_files:", f'  - "{address}"', "size: 1", "---", "See https://example.org."]
+    (folder / "README.md").write_text("\n".join(lines))
     return Hub(path=folder)
 
 
@@ -405,17 +309,7 @@ def pointing(folder, address):
     "address", ["https://example.org/a.parquet", "hf://datasets/user/photos/a.parquet"]
 )
 def test_a_local_folder_that_points_to_the_network_is_refused(library, tmp_path, address):
-    told = refused(pointing(tmp_path / "remote", address))
-    assert told.endswith(f"points to {address}. Download it, or use name=.")
-
-
-def test_what_would_be_fetched_for_a_local_folder_is_not(library, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_module, "_check_card", lambda folder: None)
-    told = refused(pointing(tmp_path / "remote", "hf://datasets/user/photos/a.parquet"))
-    assert "offline mode is enabled" in told
-
-
-def test_a_description_may_name_local_files_and_other_places(library, tmp_path):
+    assert address in refused(pointing(tmp_path / "remote", address))
     hub = pointing(tmp_path / "local", "rows.parquet")
     table(library, 2).to_parquet(str(tmp_path / "local" / "rows.parquet"))
     assert hub.open("train").labels.given.tolist() == [0, 1]
@@ -435,18 +329,12 @@ def test_data_does_not_choose_among_files_outside_of_its_folder(
 ):
     (tmp_path / "secret.png").write_bytes(picture(0))
     (tmp_path / "data").mkdir()
-    first = (
-        {"bytes": picture(1), "path": None}
-        if is_mixed
-        else {"bytes": None, "path": address.format(tmp_path)}
-    )
-    cells = [first, {"bytes": None, "path": address.format(tmp_path)}]
+    secret = {"bytes": None, "path": address.format(tmp_path)}
+    first = {"bytes": picture(1), "path": None} if is_mixed else secret
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(
-        pyarrow.table({"image": cells, "label": ["a", "b"]}), tmp_path / "data" / "rows.parquet"
-    )
-    told = refused(Hub(path=tmp_path / "data" / "rows.parquet"))
-    assert told.endswith(f"must be below {str(tmp_path / 'data')!r}.")
+    rows, path = {"image": [first, secret], "label": ["a", "b"]}, tmp_path / "data" / "rows.parquet"
+    parquet.write_table(pyarrow.table(rows), path)
+    assert repr(str(tmp_path / "data")) in refused(Hub(path=path))
 
 
 @pytest.mark.parametrize("way", ["data", "link", "link/../data", "data/a/.."])
@@ -461,24 +349,15 @@ def test_a_folder_may_be_named_in_any_way(library, tmp_path, way):
 
 
 def test_data_of_the_hub_is_read_from_the_cache_alone(library, tmp_path, cache, monkeypatch):
-    rows = {"image": [str(cache / "x" / "0.png"), str(cache / "1.png")], "label": ["a", "b"]}
-    monkeypatch.setattr(library, "load_dataset", lambda *_, **__: {"train": made})
-    made = library.Dataset.from_dict(rows).cast_column("image", library.Image())
-    assert Hub(name="user/photos").open("train").inputs.names == ("x/0.png", "1.png")
-    made = library.Dataset.from_dict({**rows, "image": ["0.png", "/1.png"]}).cast_column(
-        "image", library.Image()
-    )
-    assert "the image '/1.png' in column 'image' is outside of" in refused(Hub(name="user/photos"))
+    def opened(*paths):
+        rows = library.Dataset.from_dict({"image": list(paths), "label": ["a", "b"]})
+        split = rows.cast_column("image", library.Image())
+        monkeypatch.setattr(library, "load_dataset", lambda *_, **__: {"train": split})
+        return Hub(name="user/photos")
 
-
-def test_without_a_network_the_cure_is_told(library, monkeypatch):
-    for place in (library.config, import_module("huggingface_hub.constants")):
-        monkeypatch.setattr(place, "HF_HUB_OFFLINE", True)
-    told = refused(Hub(name="user/photos"))
-    assert told.startswith("name 'user/photos' cannot be loaded")
-    assert (
-        "hf download user/photos --repo-type dataset --local-dir FOLDER and use path=FOLDER" in told
-    )
+    hub = opened(str(cache / "x" / "0.png"), str(cache / "1.png"))
+    assert hub.open("train").inputs.names == ("x/0.png", "1.png")
+    assert "'/1.png'" in refused(opened("0.png", "/1.png"))
 
 
 def test_a_name_is_asked_for_with_its_configuration_and_revision(library, monkeypatch):
@@ -505,20 +384,18 @@ def test_the_library_is_left_as_it_was(library, tmp_path):
 
 
 def test_either_a_path_or_a_name_is_given():
-    with pytest.raises(ValueError, match="path or name"):
-        Hub()
-    with pytest.raises(ValueError, match="path or name"):
-        Hub(path="here", name="there")
+    for fields in ({}, {"path": "here", "name": "there"}):
+        with pytest.raises(ValueError, match="path or name"):
+            Hub(**fields)
     with pytest.raises(ValueError, match="revision"):
         Hub(path="here", revision="v1")
 
 
 @pytest.mark.parametrize("found", [None, ModuleType("datasets")])
 def test_a_missing_library_is_told_with_its_cure(found, monkeypatch):
-    monkeypatch.setitem(
-        sys.modules, "datasets", found
-    )  # nothing, or a folder that happens to be called so
-    with pytest.raises(ImportError, match=r'pip install "\.\[hub\]" in the clone'):
+    # Nothing, or a folder that happens to be called so.
+    monkeypatch.setitem(sys.modules, "datasets", found)
+    with pytest.raises(ImportError, match=r"\[hub\]"):
         Hub(path="here").open("train")
 
 
@@ -526,19 +403,10 @@ def test_a_missing_library_is_told_with_its_cure(found, monkeypatch):
 
 
 def recipe(path, *more):
-    small = [
-        "size=16",
-        "weights=none",
-        "epochs=1",
-        "batch_size=4",
-        "method=standard",
-        "held_out=0",
-        *more,
-    ]
-    call = config.call_recipe("hub", [f"path={path}", *small])
-    return config.apply_overrides(
-        call, ["machine.device=cpu", "machine.workers=0", "backbone.width=4"]
-    )
+    small = ["size=16", "weights=none", "epochs=1", "batch_size=4", "method=standard", "held_out=0"]
+    call = config.call_recipe("hub", [f"path={path}", *small, *more])
+    machine = ["machine.device=cpu", "machine.workers=0", "backbone.width=4"]
+    return config.apply_overrides(call, machine)
 
 
 def test_a_run_skips_or_stops_at_what_is_no_image(library, tmp_path):
@@ -546,17 +414,13 @@ def test_a_run_skips_or_stops_at_what_is_no_image(library, tmp_path):
     broken["picture"][2] = {"bytes": b"no image", "path": None}
     broken["picture"][5] = None
     made = library.Dataset.from_dict(broken, features=table(library).features)
-    hub = save(library, tmp_path / "saved", train=made)
-    names = hub.open("train").inputs.names
-    call = recipe(tmp_path / "saved")
-    assert (
-        train(call.experiment, tmp_path / "run", origin=call.origin)["labels"]["num_examples"] == 8
-    )
-    origin = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    names = save(library, tmp_path / "saved", train=made).open("train").inputs.names
+    call, run = recipe(tmp_path / "saved"), tmp_path / "run"
+    assert train(call.experiment, run, origin=call.origin)["labels"]["num_examples"] == 8
+    origin = json.loads((run / "experiment.json").read_text())
     assert config.from_origin(origin).experiment == call.experiment
-    seen = import_module("safetensors.torch").load_file(
-        tmp_path / "run" / "predictions" / "train.safetensors"
-    )
+    load_file = import_module("safetensors.torch").load_file
+    seen = load_file(run / "predictions" / "train.safetensors")
     assert sorted(seen["indices"].tolist()) == [0, 1, 3, 4, 6, 7]
     assert torch.isfinite(seen["logits"]).all()
     stopping = recipe(tmp_path / "saved", "bad_images=stop").experiment

@@ -3,8 +3,6 @@ import os
 import pickle
 import random
 import struct
-import time
-import warnings
 import zlib
 
 import numpy as np
@@ -41,6 +39,7 @@ def refused(path, reason):
 def test_every_kind_of_image_is_decoded(tmp_path, ending):
     path = tmp_path / f"a{ending.upper()}"
     assert is_image(path.name)
+    assert not is_image(f"a{ending}.txt")
     image = picture().convert("L") if ending == ".pgm" else picture()
     image.save(path, **({"lossless": True} if ending == ".webp" else {}))
     found = pixels(path)
@@ -49,17 +48,12 @@ def test_every_kind_of_image_is_decoded(tmp_path, ending):
         np.testing.assert_array_equal(found, np.asarray(image.convert("RGB")))
 
 
-@pytest.mark.parametrize("name", ["a", "a.txt", "jpg", "a.jpg.txt", "a.svg", "a.npy"])
-def test_other_names_are_no_images(name):
-    assert not is_image(name)
-
-
 @pytest.mark.parametrize("ending", FOREIGN)
 def test_photographs_of_other_kinds_are_not_passed_over_but_named(tmp_path, ending):
     path = tmp_path / f"IMG_0001{ending.upper()}"
     assert is_image(path.name)
     path.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    assert "PPM image; convert or remove it" in refused(path, "is no JPEG")
+    refused(path, "JPEG")
 
 
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
@@ -92,9 +86,8 @@ def test_pixels_of_unknown_range_are_refused(tmp_path, mode):
     refused(tmp_path / "a.tif", "32-bit pixels")
 
 
-@pytest.mark.parametrize(
-    ("mode", "color", "expected"),
-    [
+def test_modes_become_rgb_and_transparency_white(tmp_path):
+    for mode, color, expected in (
         ("1", 1, (255, 255, 255)),
         ("L", 77, (77, 77, 77)),
         ("RGB", (1, 2, 3), (1, 2, 3)),
@@ -104,11 +97,9 @@ def test_pixels_of_unknown_range_are_refused(tmp_path, mode):
         ("RGBA", (0, 100, 200, 51), (204, 224, 244)),
         ("LA", (100, 0), (255, 255, 255)),
         ("LA", (100, 255), (100, 100, 100)),
-    ],
-)
-def test_modes_become_rgb_and_transparency_white(tmp_path, mode, color, expected):
-    Image.new(mode, (3, 2), color).save(tmp_path / "a.tif")
-    np.testing.assert_array_equal(pixels(tmp_path / "a.tif"), np.full((2, 3, 3), expected))
+    ):
+        Image.new(mode, (3, 2), color).save(tmp_path / "a.tif")
+        np.testing.assert_array_equal(pixels(tmp_path / "a.tif"), np.full((2, 3, 3), expected))
 
 
 def test_palettes_and_their_transparency(tmp_path):
@@ -137,37 +128,24 @@ def test_of_an_animation_the_first_frame_is_decoded(tmp_path, ending):
     np.testing.assert_array_equal(pixels(tmp_path / f"a.{ending}"), np.full((3, 4, 3), (255, 0, 0)))
 
 
+TURNS = [(1, 1), (1, -1), (-1, -1), (-1, 1), (1, 1), (-1, 1), (-1, -1), (1, -1)]  # down, across
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("ending", ["png", "webp", "tif"])
-def test_images_are_turned_upright(tmp_path, orientation, ending):
+def test_images_are_turned_upright(tmp_path, orientation):
     upright = np.asarray(picture())
-    stored = {
-        1: upright,
-        2: upright[:, ::-1],
-        3: upright[::-1, ::-1],
-        4: upright[::-1],
-        5: upright.transpose(1, 0, 2),
-        6: upright.transpose(1, 0, 2)[::-1],
-        7: upright.transpose(1, 0, 2)[::-1, ::-1],
-        8: upright.transpose(1, 0, 2)[:, ::-1],
-    }[orientation]
-    exif = Image.Exif()
+    deep = np.arange(384, dtype=np.uint16).reshape(16, 24) * 170
+    exif, (down, across) = Image.Exif(), TURNS[orientation - 1]
     exif[0x0112] = orientation
-    lossless = {"lossless": True} if ending == "webp" else {}
-    Image.fromarray(np.ascontiguousarray(stored)).save(
-        tmp_path / f"a.{ending}", exif=exif, **lossless
-    )
-    np.testing.assert_array_equal(pixels(tmp_path / f"a.{ending}"), upright)
-
-
-def test_deep_gray_is_turned_upright_as_well(tmp_path):
-    levels = np.arange(6, dtype=np.uint16).reshape(2, 3) * 257
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    Image.fromarray(levels).save(tmp_path / "a.png", exif=exif)
-    np.testing.assert_array_equal(
-        pixels(tmp_path / "a.png")[..., 0], np.arange(6).reshape(2, 3)[::-1, ::-1]
-    )
+    for ending, image in (("png", upright), ("webp", upright), ("tif", upright), ("png", deep)):
+        turned = image.swapaxes(0, 1) if orientation > 4 else image
+        stored = Image.fromarray(np.ascontiguousarray(turned[::down, ::across]))
+        choices = {"lossless": True} if ending == "webp" else {}
+        stored.save(tmp_path / f"a.{ending}", exif=exif, **choices)
+        found, expected = pixels(tmp_path / f"a.{ending}"), upright
+        if image is deep:
+            found, expected = found[..., 0], np.round(deep / 257)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_broken_exif_does_not_cost_the_image(tmp_path):
@@ -186,37 +164,22 @@ def test_half_an_image_is_refused(tmp_path, ending, is_allowed_elsewhere, monkey
     path = tmp_path / f"a.{ending}"
     picture(200, 100).save(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    refused(path, "replace or remove it")
+    refused(path, path.name)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is is_allowed_elsewhere
 
 
 def test_what_is_no_image_is_refused(tmp_path):
-    (tmp_path / "empty.jpg").write_bytes(b"")
-    refused(tmp_path / "empty.jpg", "has 0 bytes")
-    (tmp_path / "text.jpg").write_text("not an image\n" * 100)
-    refused(tmp_path / "text.jpg", "is no JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM image")
-    (tmp_path / "script.jpg").write_text(
-        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
-    )
-    refused(tmp_path / "script.jpg", "is no JPEG")
-    refused(tmp_path / "none.jpg", "No such file")
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    for content, reason in ((b"", "0 bytes"), (b"no image\n" * 100, "JPEG"), (script, "JPEG")):
+        (tmp_path / "a.jpg").write_bytes(content)
+        refused(tmp_path / "a.jpg", reason)
     (tmp_path / "loop.jpg").symlink_to("loop.jpg")
-    refused(tmp_path / "loop.jpg", "symbolic links")
     (tmp_path / "folder.jpg").mkdir()
-    refused(tmp_path / "folder.jpg", "is not a regular file")
-    refused("/dev/zero", "is not a regular file")
-    refused(
-        str(tmp_path / "a\0.jpg"), "embedded null"
-    )  # byte, or character, by the version of Python
-    refused(str(tmp_path / ("a" * 300 + ".jpg")), "name too long")
-    refused(str(tmp_path / "\udcff.jpg"), "No such file")
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.jpg")
-    start = time.monotonic()
-    refused(tmp_path / "pipe.jpg", "is not a regular file")
-    assert time.monotonic() - start < 1
+    os.mkfifo(tmp_path / "pipe.jpg")  # which is not waited for
+    for name in ("folder.jpg", "pipe.jpg", "/dev/zero"):
+        refused(os.path.join(tmp_path, name), "regular file")
+    for name in ("none", "loop", "a\0", "a" * 300, "\udcff"):
+        refused(str(tmp_path / f"{name}.jpg"), "")
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
@@ -224,7 +187,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monke
     (tmp_path / "file.jpg").write_bytes(b"x")
     before = os.stat(tmp_path / "file.jpg")
     monkeypatch.setattr(os, "stat", lambda _: before)
-    refused(tmp_path / "pipe.jpg", "an image is a regular file")
+    refused(tmp_path / "pipe.jpg", "regular file")
 
 
 def test_too_large_a_file_is_not_read(tmp_path):
@@ -234,36 +197,18 @@ def test_too_large_a_file_is_not_read(tmp_path):
     refused(tmp_path / "a.webp", "bytes")
 
 
-@pytest.mark.parametrize(
-    ("width", "height"),
-    [(8000, 8001), (10_000, 9_000), (20_000, 20_000), (2**31 - 1, 2**31 - 1), (1, 64_000_001)],
-)
+@pytest.mark.parametrize(("width", "height"), [(8000, 8001), (2**31 - 1, 2**31 - 1), (8000, 8000)])
 def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path, width, height):
-    assert width * height > MOST_PIXELS
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     (tmp_path / "bomb.png").write_bytes(png(header, zlib.compress(b"\0" * 10**6)))
-    start = time.monotonic()
-    refused(tmp_path / "bomb.png", "million")
-    assert time.monotonic() - start < 1
-
-
-def test_the_largest_image_is_not_refused_for_its_size(tmp_path):
-    header = struct.pack(">IIBBBBB", 8000, 8000, 8, 2, 0, 0, 0)
-    (tmp_path / "a.png").write_bytes(png(header, zlib.compress(b"")))
-    assert "million" not in refused(tmp_path / "a.png", "replace or remove it")
+    # The third is not too large; it is only broken.
+    assert ("million" in refused(tmp_path / "bomb.png", "")) is (width * height > MOST_PIXELS)
 
 
 def test_errors_travel_between_processes(tmp_path):
     with pytest.raises(ImageError) as caught:
         decode(tmp_path / "none.jpg")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-
-
-def test_warnings_of_others_are_left_alone(tmp_path):
-    picture().save(tmp_path / "a.png")
-    before = [*warnings.filters]
-    decode(tmp_path / "a.png")
-    assert warnings.filters == before
 
 
 def originals():
@@ -279,11 +224,7 @@ def originals():
         (image.convert("RGBA"), "PNG", {}),
         (image.convert("P"), "PNG", {"transparency": 3}),
         (Image.fromarray(np.arange(384, dtype=np.uint16).reshape(16, 24)), "PNG", {}),
-        (
-            image.convert("P"),
-            "GIF",
-            {"save_all": True, "append_images": [image.convert("L").convert("P")]},
-        ),
+        (image.convert("P"), "GIF", {"save_all": True, "append_images": [image.convert("P")]}),
         (image, "TIFF", {"exif": exif}),
         (image, "TIFF", {"compression": "tiff_lzw"}),
         (image, "TIFF", {"compression": "tiff_adobe_deflate"}),
@@ -303,12 +244,10 @@ def originals():
 def damaged(content, rng):
     content = bytearray(content)
     for _ in range(rng.choice([1, 1, 2, 5, 20])):
-        place = rng.randrange(
-            min(len(content), rng.choice([64, 200, len(content)]))
-        )  # headers are what matters most
-        content[place] = rng.choice(
-            [0, 0xFF, 0x7F, 0x80, rng.randrange(256), content[place] ^ (1 << rng.randrange(8))]
-        )
+        # Headers are what matters most.
+        place = rng.randrange(min(len(content), rng.choice([64, 200, len(content)])))
+        flipped = content[place] ^ (1 << rng.randrange(8))
+        content[place] = rng.choice([0, 0xFF, 0x7F, 0x80, rng.randrange(256), flipped])
     if rng.random() < 0.3:
         del content[rng.randrange(len(content)) :]
     if rng.random() < 0.1:
@@ -317,13 +256,12 @@ def damaged(content, rng):
 
 
 def test_damaged_files_are_decoded_or_refused_and_nothing_else(tmp_path):
-    rng, path, outcomes, slowest = random.Random(0), tmp_path / "a.jpg", {True: 0, False: 0}, 0.0
+    rng, path, outcomes = random.Random(0), tmp_path / "a.jpg", {True: 0, False: 0}
     with path.open("wb", buffering=0) as file:
         for original in originals():
-            for content in (original, *(damaged(original, rng) for _ in range(120))):
+            for content in (original, *(damaged(original, rng) for _ in range(60))):
                 file.seek(0)
                 file.truncate(file.write(content))
-                start = time.monotonic()
                 try:
                     found = pixels(path)
                 except ImageError as error:
@@ -334,7 +272,4 @@ def test_damaged_files_are_decoded_or_refused_and_nothing_else(tmp_path):
                     assert found.dtype == np.uint8
                     assert found.size <= 3 * MOST_PIXELS
                     outcomes[True] += 1
-                slowest = max(slowest, time.monotonic() - start)
-    assert sum(outcomes.values()) >= 2000
-    assert min(outcomes.values()) > 300
-    assert slowest < 5
+    assert min(outcomes.values()) > 150

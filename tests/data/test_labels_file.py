@@ -19,10 +19,8 @@ def noisy():
 
 
 def packed(labels, requested_rate=None):
-    train, held_out = torch.arange(81), torch.arange(81, 90)
-    return pack_labels(
-        labels, INPUTS, train=train, held_out=held_out, requested_rate=requested_rate
-    )
+    rows = {"train": torch.arange(81), "held_out": torch.arange(81, 90)}
+    return pack_labels(labels, INPUTS, **rows, requested_rate=requested_rate)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -59,40 +57,29 @@ def test_labels_take_no_more_room_for_many_classes_and_older_files_that_did_are_
 class Trap:
     """What would leave a trace if it were unpickled."""
 
-    def __init__(self, path):
-        self.path = path
-
     def __reduce__(self):
-        return open, (self.path, "w")
+        return open, ("trace", "w")
 
 
 DAMAGES = {
-    "nothing": lambda content, trace: b"",
-    "half of it": lambda content, trace: content[: len(content) // 2],
-    "no zip": lambda content, trace: b"x" * len(content),
-    "a flipped bit": lambda content, trace: content.replace(
-        b"\x01" + bytes(7), b"\x00" + bytes(7), 1
-    ),
-    "another label": lambda content, trace: changed(content, given=np.zeros(90, dtype=np.int64)),
-    "a label that is no class": lambda content, trace: changed(content, given=np.full(90, 7)),
-    "labels that are no numbers": lambda content, trace: changed(
-        content, given=np.array(["a"] * 90)
-    ),
-    "fewer clean labels": lambda content, trace: changed(
-        content, clean=np.zeros(3, dtype=np.int64)
-    ),
-    "no labels": lambda content, trace: changed(content, given=None),
-    "no fingerprint": lambda content, trace: changed(content, fingerprint=None),
-    "another class": lambda content, trace: changed(content, classes=np.array(["0", "1", "x"])),
-    "a pickle in it": lambda content, trace: changed(
-        content, given=np.array([Trap(trace)], dtype=object)
-    ),
+    "nothing": lambda content: b"",
+    "half of it": lambda content: content[: len(content) // 2],
+    "no zip": lambda content: b"x" * len(content),
+    "a flipped bit": lambda content: content.replace(b"\x01" + bytes(7), b"\x00" + bytes(7), 1),
+    "another label": lambda content: changed(content, given=np.zeros(90, dtype=np.int64)),
+    "a label that is no class": lambda content: changed(content, given=np.full(90, 7)),
+    "labels that are no numbers": lambda content: changed(content, given=np.array(["a"] * 90)),
+    "fewer clean labels": lambda content: changed(content, clean=np.zeros(3, dtype=np.int64)),
+    "no labels": lambda content: changed(content, given=None),
+    "no fingerprint": lambda content: changed(content, fingerprint=None),
+    "another class": lambda content: changed(content, classes=np.array(["0", "1", "x"])),
+    "a pickle in it": lambda content: changed(content, given=np.array([Trap()], dtype=object)),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_labels_are_refused_and_nothing_is_run(damage, tmp_path):
-    content, trace = packed(noisy()), tmp_path / "trace"
+def test_damaged_labels_are_refused_and_nothing_is_run(damage, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"^labels\.npz"):
-        unpack_labels(DAMAGES[damage](content, str(trace)))
-    assert not trace.exists()
+        unpack_labels(DAMAGES[damage](packed(noisy())))
+    assert not list(tmp_path.iterdir())

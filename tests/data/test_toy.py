@@ -49,11 +49,10 @@ def test_the_rarest_words_are_finite_and_opposite(monkeypatch):
 
 
 def test_points_are_normal_around_centers_at_the_distance():
-    inputs, labels = Toy(num_train=40_000, distance=5.0).open("train")
+    inputs, labels = Toy(num_train=16_000, distance=5.0).open("train")
     centers = torch.stack([inputs[labels.clean == number].mean(dim=0) for number in range(8)])
-    assert_close(
-        centers.norm(dim=1), torch.full((8,), 5.0), atol=0.1, rtol=0
-    )  # 5 ± 1/√5000 a direction
+    # 5 ± 1/√2000 a direction
+    assert_close(centers.norm(dim=1), torch.full((8,), 5.0), atol=0.15, rtol=0)
     residuals = (inputs - centers[labels.clean]).flatten()[:20_000]
     assert kstest(residuals.numpy(), "norm").pvalue > 1e-4
 
@@ -61,48 +60,28 @@ def test_points_are_normal_around_centers_at_the_distance():
 def test_a_longer_split_continues_a_shorter_one_and_splits_are_apart():
     short, long = Toy(num_train=10).open("train").inputs, Toy(num_train=30).open("train").inputs
     assert torch.equal(long[:10], short)
-    assert (
-        torch.cdist(long, Toy().open("test").inputs).min() > 1
-    )  # points in 32 dimensions are far apart
+    # Points in 32 dimensions are far apart.
+    assert torch.cdist(long, Toy().open("test").inputs).min() > 1
 
 
 def test_another_seed_is_another_data_set():
-    assert torch.equal(Toy(seed=3).open("test").inputs, Toy(seed=3).open("test").inputs)
-    assert torch.cdist(Toy(seed=3).open("test").inputs, Toy(seed=4).open("test").inputs).min() > 1
+    first, other = (Toy(seed=seed).open("train").inputs[:200] for seed in (3, 4))
+    assert torch.cdist(first, other).min() > 1
 
 
 def test_the_global_generator_is_neither_read_nor_moved():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = Toy().open("train").inputs
+    first = Toy(num_train=10).open("train").inputs
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(Toy().open("train").inputs, first)
+    assert torch.equal(Toy(num_train=10).open("train").inputs, first)
 
 
-def test_distance_zero_puts_all_classes_together():
-    inputs = Toy(distance=0.0, num_train=4000).open("train").inputs
-    assert_close(inputs.mean(dim=0), torch.zeros(32), atol=0.08, rtol=0)  # five standard errors
-
-
-@pytest.mark.parametrize(
-    ("fields", "complaint"),
-    [
-        ({"num_classes": 1}, "num_classes"),
-        ({"num_features": 0}, "num_features"),
-        ({"num_train": 2.0}, "num_train"),
-        ({"num_test": True}, "num_test"),
-        ({"distance": -1.0}, "distance"),
-        ({"distance": math.nan}, "distance"),
-        ({"distance": math.inf}, "distance"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(fields, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        Toy(**fields)
-
-
-@pytest.mark.parametrize("split", ["validation", "", "Train"])
-def test_other_splits_are_refused_with_those_there_are(split):
+def test_what_cannot_be_meant_is_refused():
+    wrong = [("num_classes", 1), ("num_features", 0), ("num_train", 2.0), ("num_test", True)]
+    for field, value in [*wrong, ("distance", -1.0), ("distance", math.nan)]:
+        with pytest.raises(ValueError, match=field):
+            Toy(**{field: value})
     with pytest.raises(ValueError, match="split"):
-        Toy().open(split)
+        Toy().open("validation")

@@ -16,9 +16,8 @@ def make_cosine(scale=16.0, dtype=torch.float64):
 
 
 def make_features(dtype=torch.float64):
-    return torch.randn(B, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(
-        dtype
-    )
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(B, D, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def test_linear_head_is_linear():
@@ -32,13 +31,10 @@ def test_cosine_head_is_scale_times_the_cosine(scale):
     logits = head(features)
     for row in range(B):
         for label in range(C):
-            pairs = list(zip(features[row].tolist(), head.weight[label].tolist(), strict=True))
-            lengths = math.sqrt(sum(x * x for x, _ in pairs)) * math.sqrt(
-                sum(w * w for _, w in pairs)
-            )
-            assert math.isclose(
-                logits[row, label].item(), scale * sum(x * w for x, w in pairs) / lengths
-            )
+            xs, ws = features[row].tolist(), head.weight[label].tolist()
+            product = sum(x * w for x, w in zip(xs, ws, strict=True))
+            expected = scale * product / (math.hypot(*xs) * math.hypot(*ws))
+            assert math.isclose(logits[row, label].item(), expected)
 
 
 @pytest.mark.parametrize("factor", [1e-30, 0.3, 1e30])
@@ -50,11 +46,6 @@ def test_cosine_head_does_not_know_lengths(factor):
     with torch.no_grad():
         head.weight *= factor
     assert_close(head(features), logits)
-
-
-def test_features_that_are_a_class_have_the_largest_logit():
-    head = make_cosine()
-    assert_close(head(head.weight.detach()).diagonal(), torch.full((C,), 16.0).double())
 
 
 def test_zero_features_have_no_direction_and_no_gradient():
@@ -79,12 +70,6 @@ def test_gradient_of_cosine_head_is_its_slope():
     )
 
 
-def test_gradient_is_at_right_angles_to_the_features():
-    head, features = make_cosine(), make_features().requires_grad_()
-    head(features)[:, 1].sum().backward()
-    assert_close((features.grad * features).sum(dim=1), torch.zeros(B).double())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_cosine_head_keeps_full_precision_under_autocast(dtype):
     head, features = make_cosine(dtype=torch.float32), make_features(dtype)
@@ -102,17 +87,6 @@ def test_not_a_number_is_seen():
     assert logits[0].isfinite().all()
 
 
-def test_default_scale_is_what_its_description_says():
-    for scale, probability in ((CosineHead().scale, 0.9999), (10, 0.96)):
-        assert round(1 / (1 + 999 * math.exp(-scale)), 4 if scale > 10 else 2) == probability
-
-
-def test_class_weights_start_at_length_one_or_so():
-    with drawn(0):
-        weight = CosineHead().build(512, 100).weight
-    assert 0.95 < weight.norm(dim=1).mean() < 1.05
-
-
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
 def test_impossible_scale_is_refused(scale):
     with pytest.raises(ValueError, match="scale"):
@@ -120,11 +94,11 @@ def test_impossible_scale_is_refused(scale):
 
 
 def test_seeds_of_any_size_draw_different_numbers():
-    drawn_numbers = []
+    numbers = set()
     for seed in (0, 1, -1, 2**64, 2**64 + 1):
         with drawn(seed):
-            drawn_numbers.append(torch.rand(()).item())
-    assert len(set(drawn_numbers)) == 5
+            numbers.add(torch.rand(()).item())
+    assert len(numbers) == 5
 
 
 def test_generator_is_given_back_after_an_error():

@@ -10,7 +10,6 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from nearsay.models.norm import BatchNorm, _global_moments, _Normalize, synchronize
-from nearsay.models.resnet import ResNet
 
 C = 4
 LAYOUTS = [
@@ -39,14 +38,12 @@ def make_pair(shape, **choices):
 
 
 @every_layout
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("choices", [{}, {"eps": 1e-3, "momentum": 0.3}, {"momentum": None}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("choices", [{"eps": 1e-3, "momentum": 0.3}, {"momentum": None}])
 def test_one_process_is_torch_bit_for_bit(shape, layout, dtype, choices):
     pair = make_pair(shape, **choices)
     seen = []
     for norm in pair:
-        if dtype == torch.float64:
-            norm.double()
         inputs = [
             random(*shape, seed=s, dtype=dtype).to(memory_format=layout).requires_grad_()
             for s in (3, 4, 5)
@@ -101,15 +98,14 @@ def test_gradient_of_the_general_path_is_its_slope(shape):
     assert torch.autograd.gradcheck(normalize, [value.requires_grad_() for value in values])
 
 
-@pytest.mark.parametrize("mean", [0.0, 100.0, 10_000.0])
+@pytest.mark.parametrize("mean", [0.0, 10_000.0])
 def test_moments_keep_their_digits_where_the_mean_is_large(mean):
     inputs = (random(64, C, 8, 8) + mean).float()
     actual, variance, count = _global_moments(inputs)
     assert count == 64 * 64
     truth = inputs.double()
     assert_close(actual.double(), truth.mean(dim=(0, 2, 3)), rtol=1e-6, atol=1e-6)
-    # sums of squares in float32 would be wrong by several percent at 100 and by any amount at 10
-    # 000
+    # Sums of squares in float32 would be wrong by any amount.
     assert_close(variance.double(), truth.var(dim=(0, 2, 3), correction=0), rtol=1e-5, atol=0)
 
 
@@ -120,9 +116,8 @@ def test_nothing_looks_at_a_number():
     with FakeTensorMode():
         for momentum in (0.1, None):
             norm = BatchNorm(C, momentum=momentum)
-            norm.num_batches_tracked = torch.empty(
-                (), dtype=torch.int64
-            )  # the one it had is a known constant
+            # The one it had is a known constant.
+            norm.num_batches_tracked = torch.empty((), dtype=torch.int64)
             inputs = torch.randn(6, C, 5, 3, requires_grad=True)
             moments = _global_moments(inputs.detach())
             norm._track(*moments)
@@ -130,35 +125,10 @@ def test_nothing_looks_at_a_number():
             assert inputs.grad.shape == inputs.shape
 
 
-def test_buffers_are_updated_in_place():
-    norm = BatchNorm(C)
-    before = {name: value.data_ptr() for name, value in norm.named_buffers()}
-    norm(random(6, C, 5, 3, dtype=torch.float32))
-    norm._track(*_global_moments(random(6, C, 5, 3, dtype=torch.float32)))
-    assert {name: value.data_ptr() for name, value in norm.named_buffers()} == before
-    assert norm.num_batches_tracked == 2
-
-
-@pytest.mark.parametrize("shape", [(6,), (6, C, 5), (6, C + 1), (6, C + 1, 2, 2), (6, C, 2, 2, 2)])
+@pytest.mark.parametrize("shape", [(6,), (6, C, 5), (6, C + 1, 2, 2)])
 def test_other_shapes_are_refused(shape):
     with pytest.raises(ValueError, match="inputs"):
         BatchNorm(C)(torch.zeros(shape))
-
-
-def test_print_shows_which_rows_count():
-    assert (
-        repr(BatchNorm(3, statistics="process"))
-        == "BatchNorm(3, eps=1e-05, momentum=0.1, statistics=process)"
-    )
-
-
-def test_averaged_weights_can_be_recalibrated_by_torch():
-    network = ResNet(width=2).build(5)
-    images = random(8, 3, 16, 16, dtype=torch.float32)
-    torch.optim.swa_utils.update_bn([images], network)
-    inputs = network.conv1(images)
-    assert_close(network.bn1.running_mean, inputs.mean(dim=(0, 2, 3)))
-    assert_close(network.bn1.running_var, inputs.var(dim=(0, 2, 3)))
 
 
 class Activated(nn.BatchNorm2d):
@@ -215,5 +185,3 @@ def test_synchronized_network_computes_the_same():
 
 def test_synchronize_of_a_lone_layer_gives_its_successor():
     assert isinstance(synchronize(nn.BatchNorm2d(C)), BatchNorm)
-    linear = nn.Linear(2, 2)
-    assert synchronize(linear) is linear

@@ -1,17 +1,14 @@
 """Networks of timm, with the stand-in of conftest.py, and weights from files."""
 
 import os
-import re
 import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.testing import assert_close
 
-from nearsay.models import CosineHead, ResNet, Timm, load_weights
-from nearsay.models.norm import BatchNorm
+from nearsay.models import ResNet, Timm, load_weights
 
 OFFLINE = "HF_HUB_OFFLINE"
 
@@ -30,57 +27,30 @@ def test_features_are_as_wide_as_what_enters_the_classifier():
     assert Timm(name="narrow").build(5).num_features == 6
 
 
-def test_every_normalization_of_timm_counts_all_processes():
-    network = Timm(name="tiny").build(5)
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    assert len(norms) == 2
-    assert all(isinstance(norm, BatchNorm) for norm in norms)
-
-
 def test_network_without_pooled_features_is_refused():
     network = Timm(name="unpooled").build(5)
     with pytest.raises(ValueError, match="features"):
         network(torch.zeros(2, 3, 8, 8))
 
 
-def test_head_is_not_drawn_from_the_numbers_of_the_body():
-    network = Timm(name="tiny", head=CosineHead()).build(5)
-    first = network.body.stem.weight.flatten()
-    numbers = network.fc.weight.flatten()[: len(first)]
-    assert abs(torch.corrcoef(torch.stack([first[: len(numbers)], numbers]))[0, 1]) < 0.5
-
-
-def test_unknown_name_is_refused_with_those_nearby():
-    with pytest.raises(ValueError, match="'tinny'"):
-        Timm(name="tinny").build(5)
-    with pytest.raises(ValueError, match=r"timm cannot build 'tiny.b9': Invalid pretrained tag"):
-        Timm(name="tiny.b9").build(5)
+def test_unknown_name_is_refused():
+    for name in ("tinny", "tiny.b9"):
+        with pytest.raises(ValueError, match=name):
+            Timm(name=name).build(5)
 
 
 def test_missing_timm_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=re.escape('pip install ".[vision]" in the clone')):
+    with pytest.raises(ImportError, match=r"\[vision\]"):
         Timm(name="tiny").build(5)
 
 
-def test_broken_torchvision_is_one_sentence(monkeypatch, tmp_path):
-    (tmp_path / "timm.py").write_text(
-        "raise RuntimeError('operator torchvision::nms does not exist\\nmore')"
-    )
+@pytest.mark.parametrize("code", ["import no_such_module", "raise RuntimeError('no_such_module')"])
+def test_what_timm_itself_misses_is_not_blamed_on_timm(monkeypatch, tmp_path, code):
+    (tmp_path / "timm.py").write_text(code)
     monkeypatch.delitem(sys.modules, "timm")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ImportError,
-        match=r"^timm cannot be imported \(operator torchvision::nms does not exist\); let",
-    ):
-        Timm(name="tiny").build(5)
-
-
-def test_what_timm_itself_misses_is_not_blamed_on_timm(monkeypatch, tmp_path):
-    (tmp_path / "timm.py").write_text("import no_such_module")
-    monkeypatch.delitem(sys.modules, "timm")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+    with pytest.raises(ImportError, match="no_such_module"):
         Timm(name="tiny").build(5)
 
 
@@ -88,22 +58,11 @@ def test_weights_come_from_a_file_without_its_classifier(tmp_path):
     donor = sys.modules["timm"].create_model("tiny", pretrained=False, num_classes=9, in_chans=3)
     path = write(tmp_path, donor.state_dict())
     assert "head_dist.weight" in load_file(path)
-    network = Timm(name="tiny", weights=str(path)).build(5)
-    body = network.body.state_dict()
-    assert_close(
-        body,
-        {name: value for name, value in donor.state_dict().items() if name in body},
-        rtol=0,
-        atol=0,
-    )
-
-
-def test_file_of_another_network_is_refused(tmp_path):
+    body = Timm(name="tiny", weights=str(path)).build(5).body.state_dict()
+    expected = {name: value for name, value in donor.state_dict().items() if name in body}
+    assert_close(body, expected, rtol=0, atol=0)
     path = write(tmp_path, small().state_dict())
-    with pytest.raises(
-        ValueError,
-        match="lacks",
-    ):
+    with pytest.raises(ValueError, match="lacks"):
         Timm(name="tiny", weights=str(path)).build(5)
 
 
@@ -115,14 +74,11 @@ def test_published_weights_on_this_machine_are_taken_without_the_network(hub):
 
 
 @pytest.mark.parametrize("wished", [None, "0", "1"])
-def test_without_leave_nothing_is_downloaded_and_the_cure_is_named(hub, monkeypatch, wished):
+def test_without_leave_nothing_is_downloaded(hub, monkeypatch, wished):
     if wished is not None:
         monkeypatch.setenv(OFFLINE, wished)
-    with pytest.raises(ValueError, match="weights") as caught:
+    with pytest.raises(ValueError, match="download=True"):
         Timm(name="tiny", weights="timm").build(5)
-    assert "download=True" in str(caught.value)
-    assert "model.safetensors of https://huggingface.co/timm/tiny.a1" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert hub.tried == [False]
     assert os.environ.get(OFFLINE) == wished
     assert hub.HF_HUB_OFFLINE is False
@@ -151,21 +107,17 @@ def test_library_imported_meanwhile_may_download_later(hub, monkeypatch, wished,
 
 
 def test_with_leave_the_network_is_tried(hub):
-    with pytest.raises(ValueError, match="downloaded") as error:
+    with pytest.raises(ValueError, match="downloaded"):
         Timm(name="tiny", weights="timm", download=True).build(5)
-    assert "download=True" not in str(error.value)
     assert hub.tried == [True]
 
 
-def test_weights_that_do_not_come_from_the_hub_need_leave_as_well(hub):
+def test_weights_that_do_not_come_from_the_hub_need_leave_or_do_not_exist(hub):
     with pytest.raises(ValueError, match="download"):
         Timm(name="narrow", weights="timm").build(5)
-    assert hub.tried == []
-
-
-def test_network_without_published_weights_says_so():
     with pytest.raises(ValueError, match="timm"):
         Timm(name="unpooled", weights="timm", download=True).build(5)
+    assert hub.tried == []
 
 
 def test_other_number_of_classes_is_refused_unless_the_head_is_skipped(tmp_path):
@@ -193,34 +145,15 @@ def test_head_is_skipped_even_where_it_would_fit(tmp_path):
 
 def test_what_is_missing_unexpected_or_of_another_shape_is_named(tmp_path):
     state = small().state_dict()
-    del state["bn1.weight"]
-    state["extra.weight"] = torch.zeros(1)
-    state["conv1.weight"] = torch.zeros(2, 3, 5, 5)
-    with pytest.raises(ValueError, match="fit") as caught:
+    del state["bn1.running_mean"]
+    with pytest.raises(ValueError, match=r"bn1\.running_mean"):
         load_weights(small(), write(tmp_path, state))
-    text = str(caught.value)
-    assert "lacks bn1.weight;" in text
-    assert "extra.weight" in text
-    assert "conv1.weight (2, 3, 5, 5)" in text
-    # It would not help here.
-    assert "skip_head" not in text
-    assert "\n" not in text
-
-
-def test_file_that_lacks_something_is_refused(tmp_path):
-    state = small().state_dict()
-    del state["layer1.0.bn1.running_mean"]
-    with pytest.raises(
-        ValueError,
-        match="lacks",
-    ):
-        load_weights(small(), write(tmp_path, state))
-
-
-def test_names_that_only_begin_like_the_head_are_not_skipped(tmp_path):
-    state = small().state_dict() | {"fc_norm.weight": torch.zeros(1)}
-    with pytest.raises(ValueError, match="network"):
-        load_weights(small(), write(tmp_path, state), skip_head=True)
+    # "fc_norm" only begins like the head, so skip_head does not skip it.
+    more = {"fc_norm.weight": torch.zeros(1), "conv1.weight": torch.zeros(2, 3, 5, 5)}
+    with pytest.raises(ValueError, match="network") as caught:
+        load_weights(small(), write(tmp_path, state | more), skip_head=True)
+    for words in ("bn1.running_mean", "fc_norm.weight", "conv1.weight (2, 3, 5, 5)"):
+        assert words in str(caught.value)
 
 
 def test_file_may_lack_the_count_of_batches(tmp_path):
@@ -241,13 +174,10 @@ def test_weights_are_copied_into_the_precision_and_layout_of_the_network(tmp_pat
     assert network.conv1.weight.requires_grad
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x02not safetensors"])
-def test_file_of_another_kind_is_refused(tmp_path, content):
-    (tmp_path / "weights.pth").write_bytes(content)
-    with pytest.raises(ValueError, match=r"weights\.pth"):
-        load_weights(small(), tmp_path / "weights.pth")
-
-
-def test_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="file"):
-        load_weights(small(), tmp_path / "nowhere")
+def test_file_of_another_kind_or_none_is_refused(tmp_path):
+    path = tmp_path / "weights.pth"
+    for content in (None, b"", b"\x80\x02not safetensors"):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"weights\.pth"):
+            load_weights(small(), path)

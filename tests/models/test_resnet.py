@@ -18,13 +18,10 @@ from nearsay.models.resnet import BLOCKS
     [
         (ResNet(), 10, 11_173_962),
         (ResNet(depth=34), 10, 21_282_122),
-        (ResNet(small_images=False), 1000, 11_689_512),
         (ResNet(depth=50, small_images=False), 1000, 25_557_032),
-        # 11 171 146 is said of this network where the first convolution has no normalization (2 ·
-        # 64 parameters)
+        # The published 11 171 146 leave out the normalization of the first convolution.
         (PreActResNet18(), 10, 11_171_146 + 2 * 64),
-        # five more shortcuts than usual: 64→64 twice, 128→128, 256→256, 512→512, each with a
-        # normalization
+        # five more shortcuts than usual: 64→64 twice, 128→128, 256→256, 512→512, normalized
         (
             ResNet(projection="all"),
             10,
@@ -34,9 +31,8 @@ from nearsay.models.resnet import BLOCKS
     ids=repr,
 )
 def test_number_of_parameters_is_the_published_one(backbone, num_classes, expected):
-    assert (
-        sum(parameter.numel() for parameter in backbone.build(num_classes).parameters()) == expected
-    )
+    network = backbone.build(num_classes)
+    assert sum(parameter.numel() for parameter in network.parameters()) == expected
 
 
 def randomized(backbone, num_classes=5):
@@ -99,9 +95,7 @@ def expected_outputs(backbone, state, images):
 @pytest.mark.parametrize(
     "backbone",
     [
-        ResNet(width=4),
         ResNet(depth=34, width=3),
-        ResNet(depth=50, width=3),
         ResNet(width=4, small_images=False),
         ResNet(depth=50, width=3, small_images=False),
         ResNet(width=4, projection="all"),
@@ -112,48 +106,24 @@ def expected_outputs(backbone, state, images):
 def test_network_computes_what_the_papers_say(backbone):
     network = randomized(backbone)
     images = torch.randn(
-        2, 3, 64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        2, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
     assert_close(tuple(network(images)), expected_outputs(backbone, network.state_dict(), images))
 
 
 def test_names_are_those_of_torchvision_and_timm():
     names = ResNet(depth=50, width=2, small_images=False).build(5).state_dict().keys()
-    wanted = {
-        "conv1.weight",
-        "bn1.running_var",
-        "layer1.0.conv3.weight",
-        "layer1.0.bn3.bias",
-        "fc.weight",
-        "fc.bias",
-    }
-    wanted |= {
-        "layer1.0.downsample.0.weight",
-        "layer4.0.downsample.1.weight",
-        "layer3.5.conv2.weight",
-    }
-    assert wanted <= names
+    for name in ("conv1.weight", "bn1.running_var", "fc.bias", "layer3.5.conv2.weight"):
+        assert name in names
+    for name in ("bn3.bias", "downsample.0.weight", "downsample.1.weight"):
+        assert f"layer1.0.{name}" in names
     assert "layer1.1.downsample.0.weight" not in names
-    assert {name.split(".")[0] for name in names} == {
-        "conv1",
-        "bn1",
-        "layer1",
-        "layer2",
-        "layer3",
-        "layer4",
-        "fc",
-    }
-
-
-@pytest.mark.parametrize(("projection", "expected"), [("first", 3), ("all", 8)])
-def test_shortcuts_with_a_convolution(projection, expected):
-    names = ResNet(width=2, projection=projection).build(5).state_dict()
-    assert sum(name.endswith("downsample.0.weight") for name in names) == expected
+    layers = {f"layer{number}" for number in range(1, 5)}
+    assert {name.split(".")[0] for name in names} == {"conv1", "bn1", "fc", *layers}
 
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_block_that_starts_at_zero_is_its_shortcut(depth):
-    images = torch.randn(3, 3, 16, 16)
     for is_zero in (True, False):
         network = ResNet(depth=depth, width=2, zero_last_gamma=is_zero).build(5)
         for layer in (network.layer1, network.layer2, network.layer3, network.layer4):
@@ -165,63 +135,45 @@ def test_block_that_starts_at_zero_is_its_shortcut(depth):
                 )
                 assert (last.weight == (0 if is_zero else 1)).all()
                 assert all((norm.weight == 1).all() for norm in inner)
-        assert network(images).logits.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "backbone", [ResNet(), ResNet(small_images=False), PreActResNet18()], ids=repr
-)
+@pytest.mark.parametrize("backbone", [ResNet(width=32), PreActResNet18(width=32)], ids=repr)
 def test_convolutions_start_as_he_et_al_draw_them(backbone):
     network = backbone.build(10)
-    for weight in (
-        network.conv1.weight,
-        network.layer2[0].conv1.weight,
-        network.layer4[1].conv2.weight,
-    ):
+    for layer in (network.conv1, network.layer2[0].conv1, network.layer4[1].conv2):
+        weight = layer.weight
         fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
         assert math.isclose(weight.std().item(), math.sqrt(2 / fan_out), rel_tol=0.05)
         assert abs(weight.mean()) < 0.1 * weight.std()
 
 
-def test_only_pre_activation_features_may_be_negative():
-    images = torch.randn(4, 3, 16, 16)
-    assert (ResNet(width=4).build(5)(images).features >= 0).all()
-    assert (PreActResNet18(width=4).build(5)(images).features < 0).any()
-
-
-def test_small_images_may_be_very_small():
-    assert ResNet(width=4).build(5)(torch.randn(4, 3, 8, 8)).features.shape == (4, 32)
-
-
-@pytest.mark.parametrize(
-    ("network", "rows", "edge", "threads"),
-    [
-        ("ResNet(width=8, small_images=False)", 2, 224, 1),
-        ("ResNet(width=3, small_images=False)", 2, 224, 1),
-        ("PreActResNet18(width=4)", 2, 64, 1),
-        ("ResNet(width=8)", 7, 32, 2),
-        ("ResNet(width=8)", 33, 16, 2),
-    ],
-)
-def test_narrow_networks_learn_on_a_cpu(network, rows, edge, threads):
+def test_narrow_networks_learn_on_a_cpu():
     """In a process of its own, which torch may end without a word: by large images, or by threads
     that share few.
     """
-    code = f"""
+    code = """
 import torch
 from nearsay.models import PreActResNet18, ResNet
 
-torch.set_num_threads({threads})
-learner = {network}.build(4).to(memory_format=torch.channels_last)
-images = torch.randn({rows}, 3, {edge}, {edge}).to(memory_format=torch.channels_last)
-learner(images).logits.square().sum().backward()
-assert all(each.grad.isfinite().all() for each in learner.parameters())
+for network, rows, edge, threads in (
+    (ResNet(width=8, small_images=False), 2, 224, 1),
+    (ResNet(width=3, small_images=False), 2, 224, 1),
+    (PreActResNet18(width=4), 2, 64, 1),
+    (ResNet(width=8), 7, 32, 2),
+    (ResNet(width=8), 33, 16, 2),
+):
+    print(network, rows, edge, threads, flush=True)
+    torch.set_num_threads(threads)
+    learner = network.build(4).to(memory_format=torch.channels_last)
+    images = torch.randn(rows, 3, edge, edge).to(memory_format=torch.channels_last)
+    learner(images).logits.square().sum().backward()
+    assert all(each.grad.isfinite().all() for each in learner.parameters())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("edge", [8, 56, 57])
+@pytest.mark.parametrize("edge", [8, 57])
 def test_a_shortcut_of_a_narrow_network_is_a_convolution_with_stride(edge):
     shortcut = ResNet(width=3, small_images=False).build(4).layer2[0].downsample[0].double()
     images = torch.randn(2, 3, edge, edge, dtype=torch.float64, requires_grad=True)
@@ -233,14 +185,7 @@ def test_a_shortcut_of_a_narrow_network_is_a_convolution_with_stride(edge):
     assert_close(next(slopes), next(slopes))
 
 
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ({"depth": 101}, "depth"),
-        ({"projection": "none"}, "projection"),
-        ({"width": 0}, "width"),
-    ],
-)
-def test_impossible_choices_are_refused(choices, message):
-    with pytest.raises(ValueError, match=message):
-        ResNet(**choices)
+@pytest.mark.parametrize("choice", [("depth", 101), ("projection", "none"), ("width", 0)])
+def test_impossible_choices_are_refused(choice):
+    with pytest.raises(ValueError, match=choice[0]):
+        ResNet(**dict([choice]))

@@ -1,4 +1,5 @@
 import colorsys
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,14 +8,7 @@ import torch
 from PIL import Image, ImageEnhance
 from torch.testing import assert_close
 
-from nearsay.transforms import (
-    CIFAR10_COLORS,
-    CIFAR100_COLORS,
-    IMAGENET_COLORS,
-    PLUS_MINUS_ONE,
-    ColorJitter,
-    Normalize,
-)
+from nearsay.transforms import CIFAR10_COLORS, PLUS_MINUS_ONE, ColorJitter, Normalize
 from nearsay.transforms.color import turn_hue
 
 NOTHING = ColorJitter(brightness=0, contrast=0, saturation=0, hue=0)
@@ -22,13 +16,8 @@ DRAWS = [0.0, 0.2, 0.5, 0.77, 1 - 2.0**-24]
 
 
 def pictures(num, height=6, width=5, seed=0):
-    return torch.randint(
-        0,
-        256,
-        (num, 3, height, width),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (num, 3, height, width), dtype=torch.uint8, generator=draw)
 
 
 def clamped(values):
@@ -63,21 +52,17 @@ def jitter_oracle(image, draws, jitter):
         replace(NOTHING, contrast=0.8),
         replace(NOTHING, saturation=1.7),
         replace(NOTHING, hue=0.5),
-        ColorJitter(),
         ColorJitter(brightness=1.5, contrast=1.2, saturation=0.3, hue=0.3),
     ],
 )
 def test_jitter_follows_the_scalar_formulas_in_the_order_it_states(jitter):
     images = pictures(40)
     draws = torch.rand(40, 4, generator=torch.Generator().manual_seed(1))
+    inputs = images.permute(0, 2, 3, 1).double().numpy() / 255
     expected = np.stack(
-        [
-            jitter_oracle(image.permute(1, 2, 0).double().numpy() / 255, row, jitter).transpose(
-                2, 0, 1
-            )
-            for image, row in zip(images, draws.double().tolist(), strict=True)
-        ]
+        [jitter_oracle(*pair, jitter) for pair in zip(inputs, draws.double().tolist(), strict=True)]
     )
+    expected = expected.transpose(0, 3, 1, 2)
     exact = jitter.apply(images.double() / 255, draws)
     assert_close(exact, torch.tensor(expected))
     assert_close(jitter.apply(images.float() / 255, draws), exact.float(), rtol=0, atol=1e-5)
@@ -97,31 +82,23 @@ def test_jitter_follows_the_scalar_formulas_in_the_order_it_states(jitter):
 @pytest.mark.parametrize("draw", DRAWS)
 def test_jitter_agrees_with_pillow(name, enhance, draw):
     images = pictures(5, 16, 16)
-    draws = torch.full((5, 4), draw)
-    jittered = replace(NOTHING, **{name: 0.8}).apply(images, draws)
+    jittered = replace(NOTHING, **{name: 0.8}).apply(images, torch.full((5, 4), draw))
     for image, result in zip(images, jittered, strict=True):
-        expected = np.asarray(
-            enhance(Image.fromarray(image.permute(1, 2, 0).numpy())).enhance(0.2 + 1.6 * draw)
-        )
-        difference = result.permute(1, 2, 0).numpy().astype(int) - expected
-        assert (
-            np.abs(difference).max() <= 2
-        )  # Pillow drops fractions, of the grays and of the blend
+        theirs = enhance(Image.fromarray(image.permute(1, 2, 0).numpy())).enhance(0.2 + 1.6 * draw)
+        difference = result.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs)
+        assert np.abs(difference).max() <= 2  # Pillow drops fractions, twice
 
 
-@pytest.mark.parametrize("turns", [-0.5, -1 / 3, -0.1, 0.0, 0.25, 1 / 3, 0.5, 1.0])
+@pytest.mark.parametrize("turns", [-0.5, -1 / 3, 0.0, 0.25, 1.0])
 def test_turning_the_hue_agrees_with_the_standard_library(turns):
-    corners = torch.cartesian_prod(
-        *[torch.tensor([0, 0.25, 0.5, 1.0], dtype=torch.float64)] * 3
-    )  # (64, 3)
-    turned = turn_hue(
-        corners.T[None, :, :, None], torch.full((1, 1, 1, 1), turns, dtype=torch.float64)
-    )[0, :, :, 0].T
+    levels = torch.tensor([0, 0.25, 0.5, 1.0], dtype=torch.float64)
+    corners = torch.cartesian_prod(levels, levels, levels)  # (64, 3)
+    turn = torch.full((1, 1, 1, 1), turns, dtype=torch.float64)
+    turned = turn_hue(corners.T[None, :, :, None], turn)[0, :, :, 0].T
     for before, after in zip(corners.tolist(), turned.tolist(), strict=True):
         hue, saturation, value = colorsys.rgb_to_hsv(*before)
-        assert after == pytest.approx(
-            colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value), abs=1e-12
-        )
+        expected = colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value)
+        assert after == pytest.approx(expected, abs=1e-12)
 
 
 def test_jitter_of_nothing_changes_nothing():
@@ -130,61 +107,30 @@ def test_jitter_of_nothing_changes_nothing():
     assert_close(NOTHING.apply(images / 255, draws), images / 255, rtol=0, atol=0)
 
 
-def test_the_middle_draw_changes_nothing():
-    images = pictures(9)
-    assert_close(ColorJitter().apply(images, torch.full((9, 4), 0.5)), images)
-
-
-@pytest.mark.parametrize(
-    "colors", [CIFAR10_COLORS, CIFAR100_COLORS, IMAGENET_COLORS, PLUS_MINUS_ONE]
-)
+@pytest.mark.parametrize("colors", [CIFAR10_COLORS, PLUS_MINUS_ONE])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_normalize_scales_bytes_and_standardizes_channels(colors, dtype):
     images = pictures(4)
-    mean, std = (
-        torch.tensor(values, dtype=torch.float64)[:, None, None]
-        for values in (colors.mean, colors.std)
-    )
-    expected = (images.double() / 255 - mean) / std
-    normalize = replace(colors, dtype=dtype)
+    mean, std = (torch.tensor(x).double()[:, None, None] for x in (colors.mean, colors.std))
+    expected = ((images.double() / 255 - mean) / std).to(getattr(torch, dtype))
     for inputs in (images, images.float() / 255, images.double() / 255):
-        result = normalize(inputs, torch.arange(4), seed=0, epoch=0)
-        tolerance = (
-            {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {}
-        )  # zero is a difference of ones
-        assert_close(result, expected.to(getattr(torch, dtype)), **tolerance)
+        result = replace(colors, dtype=dtype)(inputs, torch.arange(4), seed=0, epoch=0)
+        # zero is a difference of ones
+        assert_close(result, expected, **{"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {})
 
 
 def test_plus_minus_one_reaches_exactly_both():
     ends = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 1, 1)
-    assert_close(
-        PLUS_MINUS_ONE.apply(ends, torch.zeros(2, 0)).flatten(),
-        torch.tensor([-1.0] * 3 + [1.0] * 3),
-    )
+    found = PLUS_MINUS_ONE.apply(ends, torch.zeros(2, 0)).flatten()
+    assert found.tolist() == [-1.0] * 3 + [1.0] * 3
 
 
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (lambda: ColorJitter(brightness=-0.1), "brightness"),
-        (lambda: ColorJitter(contrast=float("nan")), "contrast"),
-        (lambda: ColorJitter(saturation=float("inf")), "saturation"),
-        (lambda: ColorJitter(hue=0.6), "hue"),
-        (lambda: Normalize(mean=(0, 0), std=(1, 1, 1)), "mean"),
-        (
-            lambda: Normalize(mean=(0, 0, float("nan")), std=(1, 1, 1)),
-            "mean",
-        ),
-        (
-            lambda: Normalize(mean=(0, 0, 0), std=(1, 0, 1)),
-            "std",
-        ),
-        (
-            lambda: replace(CIFAR10_COLORS, dtype="int8"),
-            "dtype",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(make, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        make()
+def test_what_cannot_be_meant_is_refused():
+    for values in ({"brightness": -0.1}, {"contrast": math.nan}, {"hue": 0.6}):
+        with pytest.raises(ValueError, match=next(iter(values))):
+            ColorJitter(**values)
+    for field, value in (("mean", (0, 0)), ("mean", (0, 0, math.nan)), ("std", (1, 0, 1))):
+        with pytest.raises(ValueError, match=field):
+            Normalize(**{"mean": (0, 0, 0), "std": (1, 1, 1), field: value})
+    with pytest.raises(ValueError, match="dtype"):
+        replace(CIFAR10_COLORS, dtype="int8")

@@ -35,23 +35,23 @@ def test_whole_numbers_are_exact_and_stay_below_their_bound(high):
     assert max(expected) == high - 1
 
 
-@pytest.mark.parametrize(("height", "width"), [(5, 7), (8, 8), (1, 1), (2, 1), (3, 12)])
-@pytest.mark.parametrize("padding", [0, 1, 4, 6])
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1), (3, 12)])
+@pytest.mark.parametrize("padding", [0, 1, 6])
 @pytest.mark.parametrize("mode", ["reflect", "zeros"])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_padded_crop_is_a_window_of_the_padded_image_at_every_offset(
-    height, width, padding, mode, dtype
+    height, width, padding, mode
 ):
     num_offsets = 2 * padding + 1
     tops, lefts = (axis.flatten() for axis in np.mgrid[:num_offsets, :num_offsets])
-    images = pictures(len(tops), height, width, dtype)
     draws = (torch.tensor(np.stack([tops, lefts], axis=1)) + 0.5) / num_offsets
-    crops = PadCrop(padding=padding, mode=mode).apply(images, draws)
-    assert crops.dtype == dtype
     margins = ((0, 0), (0, 0), (padding, padding), (padding, padding))
-    padded = np.pad(images.numpy(), margins, mode="reflect" if mode == "reflect" else "constant")
-    for crop, image, top, left in zip(crops.numpy(), padded, tops, lefts, strict=True):
-        np.testing.assert_array_equal(crop, image[:, top : top + height, left : left + width])
+    for dtype in (torch.uint8, torch.float32):
+        images = pictures(len(tops), height, width, dtype)
+        crops = PadCrop(padding=padding, mode=mode).apply(images, draws)
+        assert crops.dtype == dtype
+        padded = np.pad(images.numpy(), margins, "reflect" if mode == "reflect" else "constant")
+        for crop, image, top, left in zip(crops.numpy(), padded, tops, lefts, strict=True):
+            np.testing.assert_array_equal(crop, image[:, top : top + height, left : left + width])
 
 
 def test_every_offset_of_a_padded_crop_is_equally_frequent():
@@ -72,43 +72,27 @@ def test_a_flip_mirrors_columns_and_nothing_else(width):
     np.testing.assert_array_equal(flipped.numpy(), expected)
 
 
-def test_a_flip_of_probability_zero_or_one_has_no_exceptions():
-    images, ends = pictures(2), torch.tensor([[0.0], [LARGEST]])
-    assert_close(Flip(probability=0).apply(images, ends), images)
-    assert_close(Flip(probability=1).apply(images, ends), images.flip(-1))
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("probability", [0.0, 0.2, 1.0])
 def test_flips_are_as_frequent_as_asked(probability):
     num = 10_000
-    flipped = (
-        Flip(probability=probability)(places(num, 1, 2), torch.arange(num), seed=0, epoch=0)[
-            :, 0, 0, 0
-        ]
-        == 1
-    )
-    assert (
-        abs(flipped.double().mean() - probability)
-        <= 4 * (probability * (1 - probability) / num) ** 0.5
-    )
+    flip, images = Flip(probability=probability), places(num, 1, 2)
+    share = (flip(images, torch.arange(num), seed=0, epoch=0)[:, 0, 0, 0] == 1).double().mean()
+    assert abs(share - probability) <= 4 * (probability * (1 - probability) / num) ** 0.5
+    ends = flip.apply(images[:2], torch.tensor([[0.0], [LARGEST]]))[:, 0, 0, 0]
+    assert probability == 0.2 or (ends == probability).all()
 
 
-@pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1), (8, 3)])
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 30])
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1)])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 30])
 def test_cutout_covers_the_square_around_its_center(height, width, size):
     rows, columns = (axis.flatten() for axis in np.mgrid[:height, :width])
     images = pictures(len(rows), height, width)
     draws = torch.tensor(np.stack([(rows + 0.5) / height, (columns + 0.5) / width], axis=1)).float()
     covered = Cutout(size=size, fill=7).apply(images, draws)
     for image, result, row, column in zip(images, covered, rows, columns, strict=True):
+        top, left = row - size // 2, column - size // 2
         expected = image.clone()
-        for y in range(height):
-            for x in range(width):
-                if (
-                    -(size // 2) <= y - row < size - size // 2
-                    and -(size // 2) <= x - column < size - size // 2
-                ):
-                    expected[:, y, x] = 7
+        expected[:, max(top, 0) : max(top + size, 0), max(left, 0) : max(left + size, 0)] = 7
         assert_close(result, expected)
 
 
@@ -147,26 +131,18 @@ def box_oracle(height, width, draws, area, ratio):
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-@pytest.mark.parametrize(
-    ("height", "width"), [(32, 32), (480, 640), (17, 5), (1, 1), (1, 40), (2000, 3), (333, 500)]
-)
+@pytest.mark.parametrize(("height", "width"), [(480, 640), (17, 5), (1, 40), (2000, 3)])
 @pytest.mark.parametrize(
     ("area", "ratio"),
-    [
-        ((0.08, 1.0), (3 / 4, 4 / 3)),
-        ((0.05, 1.0), (3 / 4, 4 / 3)),
-        ((1.0, 1.0), (1.0, 1.0)),
-        ((0.9, 1.0), (0.2, 0.3)),
-    ],
+    [((0.08, 1.0), (3 / 4, 4 / 3)), ((1.0, 1.0), (1.0, 1.0)), ((0.9, 1.0), (0.2, 0.3))],
 )
 def test_boxes_are_those_of_the_scalar_algorithm(height, width, area, ratio):
     indices = torch.arange(200)
     crop = RandomResizedCrop(size=8, area=area, ratio=ratio)
     box = box_of(crop, height, width, indices, seed=3, epoch=1)
     draws = make_draws(22, indices, seed=3, epoch=1).double().tolist()
-    assert list(zip(*(each.tolist() for each in box), strict=True)) == [
-        box_oracle(height, width, row, area, ratio) for row in draws
-    ]
+    expected = [box_oracle(height, width, row, area, ratio) for row in draws]
+    assert list(zip(*(each.tolist() for each in box), strict=True)) == expected
     assert ((box.top >= 0) & (box.top + box.height <= height) & (box.height >= 1)).all()
     assert ((box.left >= 0) & (box.left + box.width <= width) & (box.width >= 1)).all()
 
@@ -194,9 +170,9 @@ def test_a_worker_draws_the_box_of_one_image_as_the_device_draws_those_of_a_batc
         assert [int(each) for each in alone] == [int(each[row]) for each in together]
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (5, 7), (1, 1), (40, 12)])
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1), (40, 12)])
 @pytest.mark.parametrize("size", [1, 8, 32])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_resized_crop_is_the_resized_box_alone(height, width, size, dtype):
     images, indices = pictures(20, height, width, dtype), torch.arange(20) * 7
     crop = RandomResizedCrop(size=size, area=(0.05, 1.0))
@@ -207,51 +183,30 @@ def test_a_resized_crop_is_the_resized_box_alone(height, width, size, dtype):
         top, left, rows, columns = map(int, where)
         cut = image[None, :, top : top + rows, left : left + columns].double()
         expected = interpolate(cut, (size, size), mode="bilinear", align_corners=False)[0]
-        unit = (
-            1.01 if dtype == torch.uint8 else 2e-5
-        )  # bytes that lie between two values may be rounded either way
-        assert (result.double() - expected).abs().max() < unit
-        if dtype == torch.uint8:
-            assert ((result.double() - expected).abs() < 0.51).all()
+        # bytes are rounded
+        assert (result.double() - expected).abs().max() < (0.51 if dtype == torch.uint8 else 2e-5)
 
 
 def test_the_whole_box_at_its_own_size_is_the_image():
-    images = pictures(30, 11, 11)
-    assert_close(
-        RandomResizedCrop(size=11, area=(1, 1), ratio=(1, 1))(
-            images, torch.arange(30), seed=0, epoch=0
-        ),
-        images,
-    )
+    images, crop = pictures(30, 11, 11), RandomResizedCrop(size=11, area=(1, 1), ratio=(1, 1))
+    assert_close(crop(images, torch.arange(30), seed=0, epoch=0), images)
 
 
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (lambda: PadCrop(padding=-1), "padding"),
-        (lambda: PadCrop(padding=1.5), "padding"),
-        (lambda: PadCrop(padding=True), "padding"),
-        (lambda: PadCrop(mode="edge"), "mode"),
-        (lambda: Flip(probability=1.1), "probability"),
-        (lambda: Flip(probability=float("nan")), "probability"),
-        (lambda: Cutout(size=-2), "size"),
-        (lambda: Cutout(fill=float("nan")), "fill"),
-        (lambda: RandomResizedCrop(size=0), "size"),
-        (lambda: RandomResizedCrop(size=8, area=(0, 1)), "area"),
-        (lambda: RandomResizedCrop(size=8, area=(0.5, 0.4)), "area"),
-        (lambda: RandomResizedCrop(size=8, area=(0.5, 1.5)), "area"),
-        (lambda: RandomResizedCrop(size=8, ratio=(0, 1)), "ratio"),
-        (lambda: RandomResizedCrop(size=8, ratio=(2, 1)), "ratio"),
-        (
-            lambda: Cutout(fill=0.5)(pictures(2), torch.arange(2), seed=0, epoch=0),
-            "fill",
-        ),
-        (
-            lambda: Cutout(fill=-1)(pictures(2), torch.arange(2), seed=0, epoch=0),
-            "fill",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(make, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        make()
+def test_what_cannot_be_meant_is_refused():
+    for kind, field, values in (
+        (PadCrop, "padding", (-1, 1.5, True)),
+        (PadCrop, "mode", ("edge",)),
+        (Flip, "probability", (1.1, float("nan"))),
+        (Cutout, "size", (-2,)),
+        (Cutout, "fill", (float("nan"),)),
+        (RandomResizedCrop, "size", (0,)),
+        (RandomResizedCrop, "area", ((0, 1), (0.5, 0.4), (0.5, 1.5))),
+        (RandomResizedCrop, "ratio", ((0, 1), (2, 1))),
+    ):
+        for value in values:
+            choices = {"size": 8} if kind is RandomResizedCrop else {}
+            with pytest.raises(ValueError, match=field):
+                kind(**choices | {field: value})
+    for fill in (0.5, -1):
+        with pytest.raises(ValueError, match="fill"):
+            Cutout(fill=fill)(pictures(2), torch.arange(2), seed=0, epoch=0)

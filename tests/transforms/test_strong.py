@@ -91,10 +91,9 @@ def pillow(image, name, strength):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("strength", [-1.0, -0.625, -0.2, 0.0, 0.3, 0.5, 0.96875])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_each_operation_agrees_with_pillow(name, strength, seed):
-    images = pictures(6, seed=seed)
+@pytest.mark.parametrize("strength", [-1.0, -0.625, 0.0, 0.3, 0.96875])
+def test_each_operation_agrees_with_pillow(name, strength):
+    images = pictures(6)
     results = RandAugment(num_ops=1).apply(images, torch.tensor([draws_of((name, strength))] * 6))
     for image, result in zip(images, results, strict=True):
         expected = from_pillow(pillow(to_pillow(image), name, strength))
@@ -103,19 +102,9 @@ def test_each_operation_agrees_with_pillow(name, strength, seed):
             # a point on the very edge of the image may fall on either side of it
             assert (difference > 1).double().mean() < 0.01
         else:
-            # a product that is a whole number but for its rounding may lose a unit, with Pillow or
-            # here
+            # rounding of a product may lose a unit, with Pillow or here
             assert difference.max() <= (1 if name in (*ENHANCE, "autocontrast") else 0)
             assert (difference > 0).double().mean() < (0.1 if name == "autocontrast" else 0.01)
-
-
-def test_mistakes_of_direction_would_show():
-    image = pictures(1)[0]
-    for name in ("rotate", "shear x", "shear y", "translate x", "translate y", *ENHANCE):
-        one, other = (
-            from_pillow(pillow(to_pillow(image), name, strength)).int() for strength in (-0.6, 0.6)
-        )
-        assert ((one - other).abs() > 1).double().mean() > 0.3
 
 
 @pytest.mark.parametrize(
@@ -172,9 +161,8 @@ def test_each_image_of_a_batch_has_operations_of_its_own():
     draws = torch.tensor([draws_of((name, 0.6), ("identity", 0.0)) for name in OPERATIONS])
     together = RandAugment().apply(images, draws)
     for row in range(len(OPERATIONS)):
-        assert_close(
-            together[row], RandAugment().apply(images[row : row + 1], draws[row : row + 1])[0]
-        )
+        alone = RandAugment().apply(images[row : row + 1], draws[row : row + 1])[0]
+        assert_close(together[row], alone)
 
 
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
@@ -186,12 +174,10 @@ def test_an_image_of_one_color_keeps_it(name, value):
 
 def test_equalize_of_few_pixels_agrees_with_pillow():
     draws = torch.tensor([draws_of(("equalize", 0.5))])
-    for seed, (height, width) in enumerate([(1, 1), (3, 5), (16, 16), (16, 17), (20, 30), (9, 57)]):
+    for seed, (height, width) in enumerate([(1, 1), (3, 5), (16, 17), (9, 57)]):
         image = pictures(1, height, width, seed)
-        assert_close(
-            RandAugment(num_ops=1).apply(image, draws)[0],
-            from_pillow(ImageOps.equalize(to_pillow(image[0]))),
-        )
+        expected = from_pillow(ImageOps.equalize(to_pillow(image[0])))
+        assert_close(RandAugment(num_ops=1).apply(image, draws)[0], expected)
 
 
 @pytest.mark.parametrize("augment", [RandAugment(num_ops=0), RandAugment(num_ops=3, magnitude=0)])
@@ -213,12 +199,10 @@ def test_half_the_magnitude_is_half_the_strength():
 
 
 def test_every_operation_is_equally_frequent():
-    num = 200 * len(OPERATIONS)
+    num = 60 * len(OPERATIONS)
     image = pictures(1, 20, 20)
     draws = torch.tensor([draws_of((name, 0.9)) for name in OPERATIONS])
-    known = (
-        RandAugment(num_ops=1).apply(image.expand(len(OPERATIONS), -1, -1, -1), draws).flatten(1)
-    )
+    known = RandAugment(num_ops=1).apply(image.expand(len(draws), -1, -1, -1), draws).flatten(1)
     assert len(known.unique(dim=0)) == len(OPERATIONS)  # so a result tells its operation
     drawn = make_draws(2, torch.arange(num), seed=0, epoch=0)
     drawn[:, 1] = 0.95
@@ -228,18 +212,9 @@ def test_every_operation_is_equally_frequent():
     assert chisquare(counts).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (lambda: RandAugment(num_ops=-1), "num_ops"),
-        (lambda: RandAugment(magnitude=11), "magnitude"),
-        (lambda: RandAugment(magnitude=math.nan), "magnitude"),
-        (
-            lambda: RandAugment()(torch.zeros(2, 3, 4, 4), torch.arange(2), seed=0, epoch=0),
-            "images",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(make, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        make()
+def test_what_cannot_be_meant_is_refused():
+    for values in ({"num_ops": -1}, {"magnitude": 11}, {"magnitude": math.nan}):
+        with pytest.raises(ValueError, match=next(iter(values))):
+            RandAugment(**values)
+    with pytest.raises(ValueError, match="images"):
+        RandAugment()(torch.zeros(2, 3, 4, 4), torch.arange(2), seed=0, epoch=0)

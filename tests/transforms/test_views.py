@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,12 +23,10 @@ from nearsay.transforms import (
 from nearsay.transforms.views import make_draws
 
 TRANSFORMS = [
-    PadCrop(),
     PadCrop(padding=2, mode="zeros"),
     Flip(),
     RandomResizedCrop(size=8),
     ColorJitter(),
-    RandAugment(),
     RandAugment(num_ops=3, magnitude=7),
     Cutout(size=4),
     CIFAR10_COLORS,
@@ -47,13 +45,8 @@ named = pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
 
 
 def pictures(num, height=9, width=9, seed=0):
-    return torch.randint(
-        0,
-        256,
-        (num, 3, height, width),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (num, 3, height, width), dtype=torch.uint8, generator=draw)
 
 
 def batch_of(indices, *, height=9, width=9):
@@ -91,17 +84,11 @@ class Recorder(TorchDispatchMode):
 
 @named
 def test_an_example_is_augmented_alike_in_any_company(transform):
-    images, indices = (
-        pictures(37),
-        torch.randperm(10_000, generator=torch.Generator().manual_seed(0))[:37],
-    )
+    images = pictures(17)
+    indices = torch.randperm(10_000, generator=torch.Generator().manual_seed(0))[:17]
     together = transform(images, indices, seed=5, epoch=3, view=1)
-    for row in (0, 1, 17, 36):
-        same(
-            transform(images[row : row + 1], indices[row : row + 1], seed=5, epoch=3, view=1),
-            together[row : row + 1],
-        )
-    for order in (torch.arange(36, -1, -1), torch.arange(37).roll(5), torch.arange(3, 23)):
+    orders = (torch.tensor([0]), torch.arange(16, -1, -1), torch.arange(3, 13))
+    for order in orders:
         same(transform(images[order], indices[order], seed=5, epoch=3, view=1), together[order])
 
 
@@ -112,52 +99,37 @@ def test_seed_epoch_view_and_example_each_change_the_draws(transform):
     image, indices = pictures(1).expand(40, -1, -1, -1), torch.arange(40)
     first = transform(image, indices, seed=5, epoch=3)
     same(transform(image, indices, seed=5, epoch=torch.tensor(3.7)), first)
-    for choices in (
-        {"seed": 6, "epoch": 3},
-        {"seed": 5, "epoch": 4},
-        {"seed": 5, "epoch": 3, "view": 1},
-    ):
-        others = transform(image, indices, **choices)
+    for seed, epoch, view in ((6, 3, 0), (5, 4, 0), (5, 3, 1)):
+        others = transform(image, indices, seed=seed, epoch=epoch, view=view)
         assert (others != first).flatten(1).any(dim=1).double().mean() > 0.3
     assert len(first.flatten(1).unique(dim=0)) > 1
 
 
 @named
 def test_a_call_is_the_pure_function_of_its_draws(transform):
-    images, indices = pictures(12), torch.arange(12) * 3
+    images, indices, num = pictures(12), torch.arange(12) * 3, transform.num_draws
     kept = images.clone()
-    draws = make_draws(max(transform.num_draws, 1), indices, seed=2, epoch=1)[
-        :, : transform.num_draws
-    ]
+    draws = make_draws(max(num, 1), indices, seed=2, epoch=1)[:, :num]
     same(transform(images, indices, seed=2, epoch=1), transform.apply(images, draws))
     same(images, kept)
 
 
 @named
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 7), (12, 3), (2, 2)])
-@pytest.mark.parametrize("num", [0, 1, 3])
-def test_odd_shapes_and_empty_batches_pass(transform, height, width, num):
-    images = pictures(num, height, width)
-    result = transform(images, torch.arange(num), seed=0, epoch=0)
-    size = (8, 8) if isinstance(transform, RandomResizedCrop) else (height, width)
-    assert result.shape == (num, 3, *size)
-    if isinstance(transform, Normalize):
-        assert result.dtype == getattr(torch, transform.dtype)
-    else:
-        assert result.dtype == torch.uint8
-
-
-@named
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_floating_point_keeps_its_dtype(transform, dtype):
-    if isinstance(transform, RandAugment):
-        return
-    images = (pictures(6).double() / 255).to(dtype)
-    result = transform(images, torch.arange(6), seed=0, epoch=0)
-    assert result.dtype == (
-        getattr(torch, transform.dtype) if isinstance(transform, Normalize) else dtype
-    )
-    assert result.isfinite().all()
+def test_odd_shapes_empty_batches_and_all_types_pass(transform):
+    for num, height, width in ((0, 5, 7), (1, 1, 1), (3, 12, 3), (3, 2, 2)):
+        images = pictures(num, height, width)
+        result = transform(images, torch.arange(num), seed=0, epoch=0)
+        size = (8, 8) if isinstance(transform, RandomResizedCrop) else (height, width)
+        assert result.shape == (num, 3, *size)
+    for dtype in (torch.uint8, torch.float32, torch.float64, torch.bfloat16):
+        if dtype.is_floating_point and isinstance(transform, RandAugment):
+            continue
+        images = pictures(6)
+        images = (images.double() / 255).to(dtype) if dtype.is_floating_point else images
+        result = transform(images, torch.arange(6), seed=0, epoch=0)
+        wanted = getattr(torch, transform.dtype) if isinstance(transform, Normalize) else dtype
+        assert result.dtype == wanted
+        assert result.isfinite().all()
 
 
 @named
@@ -177,22 +149,6 @@ def test_nothing_looks_at_values_on_the_device(transform):
     assert there.dtype == here.dtype
 
 
-@named
-def test_transforms_are_values(transform):
-    assert transform == replace(transform)
-    assert hash(transform) == hash(replace(transform))
-    with pytest.raises(FrozenInstanceError):
-        transform.num = 1
-    with pytest.raises(TypeError, match="positional"):
-        type(transform)(3)
-
-
-@pytest.mark.parametrize("shape", [(4, 3, 8), (4, 1, 8, 8), (5, 3, 8, 8)])
-def test_what_is_no_batch_of_images_is_refused(shape):
-    with pytest.raises(ValueError, match=r"images|indices"):
-        Flip()(torch.zeros(shape), torch.arange(4), seed=0, epoch=0)
-
-
 def test_augment_hands_out_its_draws_one_transform_after_another():
     batch = batch_of([4, 9, -1, 2])
     draws = make_draws(
@@ -205,11 +161,6 @@ def test_augment_hands_out_its_draws_one_transform_after_another():
     assert augmented.views == 1
 
 
-def test_augment_of_nothing_is_the_batch():
-    batch = batch_of([3, 1])
-    same(Augment(transforms=())(batch, seed=0, epoch=0).inputs, batch.inputs)
-
-
 def test_views_stand_one_after_the_other_with_draws_of_their_own():
     batch = batch_of([4, 9, -1, 2, 4])
     views = Views(first=WEAK, second=STRONG)(batch, seed=1, epoch=torch.tensor(2.0))
@@ -217,15 +168,9 @@ def test_views_stand_one_after_the_other_with_draws_of_their_own():
     same(views.indices, torch.tensor([4, 9, -1, 2, 4] * 2))
     same(views.targets, torch.cat([batch.targets] * 2))
     same(views.inputs[:5], Augment(transforms=WEAK)(batch, seed=1, epoch=2).inputs)
-    draws = make_draws(
-        sum(transform.num_draws for transform in STRONG), batch.indices, seed=1, epoch=2, view=1
-    )
+    num = sum(transform.num_draws for transform in STRONG)
+    draws = make_draws(num, batch.indices, seed=1, epoch=2, view=1)
     same(views.inputs[5:], one_by_one(STRONG, batch.inputs, draws))
-
-
-def test_equal_transforms_still_make_different_views():
-    views = Views(first=WEAK, second=WEAK)(batch_of(range(30)), seed=0, epoch=0).inputs
-    assert (views[:30] != views[30:]).flatten(1).any(dim=1).double().mean() > 0.9
 
 
 def test_padding_is_harmless():
@@ -245,36 +190,17 @@ def test_padding_is_harmless():
 def test_a_worker_may_cut_the_boxes_and_nothing_else_changes():
     batch = batch_of(range(6), height=20, width=14)
     views = Views(first=STRONG, second=(RandomResizedCrop(size=9, area=(0.05, 1)), *STRONG[1:]))
-    cut = torch.cat(
-        [
-            transforms[0](batch.inputs, batch.indices, seed=3, epoch=1, view=view)
-            for view, transforms in enumerate((views.first, views.second))
-        ]
-    )
-    two = replace(
-        batch,
-        inputs=cut,
-        targets=batch.targets.repeat(2, 1),
-        indices=batch.indices.repeat(2),
-        views=2,
-    )
+    crops = (views.first[0], views.second[0])
+    cut = [
+        crop(batch.inputs, batch.indices, seed=3, epoch=1, view=v) for v, crop in enumerate(crops)
+    ]
+    targets, indices = batch.targets.repeat(2, 1), batch.indices.repeat(2)
+    two = replace(batch, inputs=torch.cat(cut), targets=targets, indices=indices, views=2)
     same(views(two, seed=3, epoch=1, is_cut=True).inputs, views(batch, seed=3, epoch=1).inputs)
-    one = replace(batch, inputs=cut[:6])
-    augment = Augment(transforms=STRONG)
+    one, augment = replace(batch, inputs=cut[0]), Augment(transforms=STRONG)
     same(augment(one, seed=3, epoch=1, is_cut=True).inputs, augment(batch, seed=3, epoch=1).inputs)
     weak = Augment(transforms=WEAK)  # which has no box that could have been cut
     same(weak(batch, seed=3, epoch=1, is_cut=True).inputs, weak(batch, seed=3, epoch=1).inputs)
-
-
-def test_views_on_the_device_look_at_no_values():
-    batch = batch_of([4, 9, -1])
-    there = Batch(
-        inputs=batch.inputs.to("meta"),
-        targets=batch.targets.to("meta"),
-        indices=batch.indices.to("meta"),
-    )
-    epoch = torch.tensor(1.0, device="meta")
-    assert Views(first=WEAK, second=STRONG)(there, seed=0, epoch=epoch).inputs.shape == (6, 3, 9, 9)
 
 
 def test_nothing_is_brought_from_the_host():
@@ -310,48 +236,27 @@ def test_views_compile_into_one_graph():
         made = Mixup()(views(batch, seed=seed, epoch=epoch), seed=seed, epoch=epoch)
         return made.inputs, made.indices
 
-    for seed in range(3):
-        inputs, indices = compiled(batch, seed, torch.tensor(2.0))
-        expected = Mixup()(views(batch, seed=seed, epoch=2), seed=seed, epoch=2)
+    for epoch in (2, 3):
+        inputs, indices = compiled(batch, 5, torch.tensor(float(epoch)))
+        expected = Mixup()(views(batch, seed=5, epoch=epoch), seed=5, epoch=epoch)
         assert_close(inputs, expected.inputs)
         assert_close(indices, expected.indices)
 
 
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (
-            lambda: Augment(transforms=Flip()),
-            "transforms",
-        ),
-        (lambda: Views(first=[Flip()], second=()), "first"),
-        (lambda: Views(first=(), second=[]), "second"),
-        (
-            lambda: Augment(transforms=(Flip(), RandomResizedCrop(size=8))),
-            "RandomResizedCrop",
-        ),
-        (
-            lambda: Augment(transforms=WEAK)(replace(batch_of([1, 2]), views=2), seed=0, epoch=0),
-            "2",
-        ),
-        (
-            lambda: Views(first=(), second=())(replace(batch_of([1, 2]), views=2), seed=0, epoch=0),
-            "2",
-        ),
-        (
-            lambda: Views(first=(), second=())(batch_of([1, 2]), seed=0, epoch=0, is_cut=True),
-            "2",
-        ),
-        (
-            lambda: Augment(transforms=WEAK)(
-                replace(batch_of([1, 2]), teacher=Outputs(torch.zeros(2, 2), torch.zeros(2, 3))),
-                seed=0,
-                epoch=0,
-            ),
-            "batch",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(make, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        make()
+def test_what_cannot_be_meant_is_refused():
+    batch, two = batch_of([1, 2]), replace(batch_of([1, 2]), views=2)
+    taught = replace(batch, teacher=Outputs(torch.zeros(2, 2), torch.zeros(2, 3)))
+    at = {"seed": 0, "epoch": 0}
+    for name, make in (
+        ("transforms", lambda: Augment(transforms=Flip())),
+        ("first", lambda: Views(first=[Flip()], second=())),
+        ("RandomResizedCrop", lambda: Augment(transforms=(Flip(), RandomResizedCrop(size=8)))),
+        ("2", lambda: Augment(transforms=WEAK)(two, **at)),
+        ("2", lambda: Views(first=(), second=())(two, **at)),
+        ("2", lambda: Views(first=(), second=())(batch, **at, is_cut=True)),
+        ("batch", lambda: Augment(transforms=WEAK)(taught, **at)),
+        ("images", lambda: Flip()(torch.zeros(4, 1, 8, 8), torch.arange(4), **at)),
+        ("indices", lambda: Flip()(torch.zeros(5, 3, 8, 8), torch.arange(4), **at)),
+    ):
+        with pytest.raises(ValueError, match=name):
+            make()
