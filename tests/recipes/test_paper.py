@@ -8,14 +8,13 @@ import pytest
 from safetensors.torch import load_file
 
 from nearsay.config import apply_overrides, call_recipe
-from nearsay.data import Clothing1M, MiniImageNet, MiniWebVision, Toy, WebVision
+from nearsay.data import Clothing1M, MiniImageNet, MiniWebVision, WebVision
 from nearsay.experiment import Machine
 from nearsay.losses import ELR, NCR, Bootstrap, CrossEntropy
 from nearsay.models import CosineHead, PreActResNet18, ResNet
 from nearsay.optim import SGD, Cosine, CosineRestarts, MultiStep
 from nearsay.recipes import cifar10, cifar100, clothing1m, mini_imagenet, toy, webvision
 from nearsay.training.loop import train
-from nearsay.training.splits import open_splits
 from nearsay.transforms import (
     IMAGENET_COLORS,
     PLUS_MINUS_ONE,
@@ -312,17 +311,3 @@ def test_elr_plus_trains_two_networks_that_differ_and_comes_to_a_result(tmp_path
         ]
         assert {"cross_entropy", "elr"} <= entry.keys()
         assert ("ncr" in entry) == method.startswith("ncr")
-
-
-@pytest.mark.parametrize("name", CIFARS)
-def test_a_tenth_of_the_labels_hides_nine_tenths(name):
-    experiment = CIFARS[name](PATH, labeled=0.1)
-    small = Toy(num_train=500, num_test=10)
-    splits = open_splits(replace(experiment, data=small, normalize=None))
-    assert (splits.labels.given == -1).sum() == 450
-    assert len(splits.train) == 500
-    assert (
-        CIFARS[name](PATH, labeled=0.1, protocol="elr").held_out == 500
-    )  # those without labels cannot be
-    everything = CIFARS[name](PATH)
-    assert (open_splits(replace(everything, data=small, normalize=None)).labels.given >= 0).all()
