@@ -389,6 +389,14 @@ def test_old_values_of_every_kind_come_back_bit_for_bit(dtype, is_finite):
     assert bits(tensors) == expected
 
 
+def test_old_values_come_back_whatever_the_order_in_memory():
+    old = torch.randn(2, 4, 3, 3)
+    new = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+    keep_old_([new], [old], torch.tensor(False))
+    assert torch.equal(new, old)
+    assert new.is_contiguous(memory_format=torch.channels_last)
+
+
 # Averages
 
 
