@@ -245,13 +245,6 @@ def test_restarts_fall_exactly_where_a_period_ends(multiplier, restarts):
         start = restart
 
 
-@pytest.mark.parametrize("schedule", [Constant(warmup=3), Cosine(), Cosine(warmup=0, final=0.3)])
-def test_these_schedules_have_no_jumps(schedule):
-    factors = schedule.factor(torch.linspace(0, 15, 3001, dtype=torch.float64), 15)
-    # A warm-up over 3 epochs is the steepest.
-    assert factors.diff().abs().max() < 0.005 * 0.34
-
-
 def test_ramp_is_the_sigmoid_shaped_one():
     assert [ramp(epoch, 8.0) for epoch in (0, 4, 8, 9)] == pytest.approx(
         [math.exp(-5), math.exp(-1.25), 1, 1]
@@ -368,11 +361,8 @@ def test_copies_are_equal_and_of_their_own():
 
 @pytest.mark.parametrize(
     "dtype",
-    [
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    ],
-)  # fmt: skip
+    [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64],
+)
 @pytest.mark.parametrize("is_finite", [True, False])
 def test_old_values_of_every_kind_come_back_bit_for_bit(dtype, is_finite):
     if dtype.is_floating_point:
@@ -400,14 +390,11 @@ def test_old_values_of_every_kind_come_back_bit_for_bit(dtype, is_finite):
 
 
 def test_old_values_come_back_whatever_the_order_in_memory():
-    new, old = (
-        torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last),
-        torch.randn(2, 4, 3, 3),
-    )
-    kept = new
+    old = torch.randn(2, 4, 3, 3)
+    new = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
     keep_old_([new], [old], torch.tensor(False))
-    assert torch.equal(kept, old)
-    assert kept.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(new, old)
+    assert new.is_contiguous(memory_format=torch.channels_last)
 
 
 # Averages
@@ -561,32 +548,3 @@ def test_a_teacher_goes_by_its_batch_and_keeps_its_statistics():
     assert all(torch.equal(getattr(teacher[1], name), tensor) for name, tensor in before.items())
     # Nothing is dropped.
     assert torch.equal(seen, teacher(images))
-
-
-def test_tensors_of_several_kinds_are_copied_bit_by_bit():
-    tensors = [
-        torch.tensor([math.nan, 1.5]),
-        torch.tensor(3),
-        torch.tensor([2.5, -0.0]),
-        torch.tensor([True, False]),
-    ]
-    copies = optim.snapshot(tensors)
-    for tensor, copied in zip(tensors, copies, strict=True):
-        assert tensor.dtype == copied.dtype
-        assert (
-            tensor.view(torch.uint8).equal(copied.view(torch.uint8))
-            if tensor.ndim
-            else tensor.equal(copied)
-        )
-        assert tensor.data_ptr() != copied.data_ptr()
-
-
-def test_a_teacher_is_recalibrated_like_any_average():
-    plain = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)).eval()
-    teacher = optim.averaged_copy(plain)
-    optim.by_batch_(teacher)
-    batches = list(torch.randn(3, 8, 3, 6, 6, generator=torch.Generator().manual_seed(0)) + 2)
-    for each in (plain, teacher):
-        optim.recalibrate_(each, batches)
-    assert torch.equal(teacher[1].running_mean, plain[1].running_mean)
-    assert torch.equal(teacher[1].running_var, plain[1].running_var)

@@ -74,20 +74,6 @@ def test_the_default_folder_is_one_plain_name_below_runs(value):
     assert not set(folder.name) & set("/\\*?|<>~ \n")
 
 
-def test_every_recipe_is_described_from_its_file():
-    described = [config.describe_recipe(name) for name in config.recipe_names()]
-    assert [recipe.name for recipe in described] == config.recipe_names()
-    assert all(recipe.summary.endswith(".") for recipe in described)
-    assert all("method" in recipe.parameters for recipe in described)
-
-
-def test_a_recipe_tells_its_defaults_as_on_a_command_line():
-    digits = config.describe_recipe("digits")
-    assert digits.parameters["method"] == "ncr"
-    assert digits.parameters["noise"] == "0.4"
-    assert config.describe_recipe("folder").parameters["path"] == ""
-
-
 def test_a_recipe_of_ones_own_is_read_and_not_run(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

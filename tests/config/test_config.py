@@ -165,38 +165,21 @@ def test_a_name_of_nothing_is_refused(name):
     ("recipe", "arguments", "words"),
     [
         ("toy", "backbone.hidden=3", ["'backbone.hidden'", "--set backbone.hidden=3"]),
-        ("toy", "noise", ["'noise'"]),
         ("toy", "=3", ["'=3'", "seed=1"]),
         ("folder", "/", ["'/'", "path=/"]),
         ("toy", "seed=1 seed=2", ["seed", "'1'", "'2'"]),
         ("toy", "sede=1", ["'sede'", "method, noise, epochs, seed", "mean seed?"]),
         ("toy", "seed=1.5", ["seed", "'1.5'", "whole number"]),
-        ("toy", "seed=1e3", ["seed", "'1e3'", "whole number"]),
-        ("toy", "seed=", ["seed", "''", "whole number"]),
         ("toy", "seed=99999999999999999999", ["seed", "18 digits"]),
         ("toy", "noise=nan", ["noise", "'nan'", "a number"]),
-        ("toy", "noise=1e999", ["noise", "'1e999'", "a number"]),
-        ("toy", "noise=2", ["rate", "2.0"]),
-        ("toy", "epochs=-1", ["epochs", "-1.0"]),
         ("toy", "method=nrc", ["method", "ncr+elr+, label-propagation", "mean ncr?"]),
         ("toy", "seed=1\0", ["NUL"]),
-        ("toy", "seed=\udcff", ["UTF-8"]),
         ("cifar10", "", ["path", "cifar10"]),
-        ("cifar10", "path=", ["path", "''"]),
         ("cifar10", "path=~no_such_user/x", ["path", "'~no_such_user/x'"]),
-        ("cifar10", "path=x alpha=2", ["alpha", "2.0"]),
         ("cifar10", "path=x k=0", ["k", "0", "or all"]),
-        ("cifar10", "path=x k=few", ["k", "'few'", "all, or a whole number, or none"]),
         ("cifar10", "path=x start=soon", ["start", "'soon'", "auto, or a number, or none"]),
-        ("cifar10", "path=x noise_per_network=yes", ["noise_per_network", "method=ncr"]),
-        ("mini_imagenet", "path=x noise=0.3", ["noise", "0.3", "0.0, 0.2, 0.4, 0.8"]),
-        ("webvision", "path=x subset=tiny", ["subset", "'tiny'", "mini, full"]),
-        ("clothing1m", "path=x method=oracle", ["method", "'oracle'"]),
         ("embeddings", "path=x hidden=a", ["hidden", "'a'", "separated by commas"]),
-        ("embeddings", "path=x hidden=", ["hidden", "()"]),
         ("no_such_file.py", "", ["'no_such_file.py'"]),
-        ("no_such_table.csv", "", ["'no_such_table.csv'"]),
-        ("no/such/folder", "", ["'no/such/folder'"]),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_sentence(recipe, arguments, words):
@@ -206,32 +189,17 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(recipe, arguments, word
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_of_an_earlier_version_is_refused_with_its_new_name():
-    with pytest.raises(ConfigError, match="Use neighbor-vote"):
-        call_recipe("digits", ["method=nearsay"])
-
-
-def test_long_words_are_quoted_in_short():
-    with pytest.raises(ConfigError) as caught:
-        call_recipe("toy", ["seed=" + "x" * 10**6])
-    assert len(str(caught.value)) < 200
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         ("x = 1\ndef recipe(:", ["SyntaxError in line 2"]),
         ("import no_such_module", ["ModuleNotFoundError in line 1", "no_such_module"]),
-        ("x = 1\n1 / 0", ["ZeroDivisionError in line 2"]),
         ("import sys; sys.exit('no GPU')", ["SystemExit", "no GPU"]),
-        ("def recipe(): raise SystemExit", ["SystemExit"]),
         ("x = 1", ["function `recipe"]),
-        ("recipe = 3", ["function `recipe"]),
         ("def recipe(): return 3", ["an Experiment", "got 3"]),
         ("def recipe():\n    return [][1]", ["IndexError in line 2"]),
         ("def recipe(): raise ValueError('too much')", ["too much"]),
         ("def recipe(x: 'Nowhere' = 1): pass", ["types", "'Nowhere'"]),
-        ("def recipe(x, /): pass", ["TypeError"]),
     ],
 )
 def test_a_wrong_recipe_of_the_user_is_refused_in_one_sentence(tmp_path, source, words):
@@ -243,37 +211,21 @@ def test_a_wrong_recipe_of_the_user_is_refused_in_one_sentence(tmp_path, source,
     assert "\n" not in str(caught.value)
 
 
-def test_a_recipe_that_is_no_text_is_refused(tmp_path):
-    path = tmp_path / "own.py"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"own.py.*UTF-8"):
-        call_recipe(str(path), [])
-
-
 @pytest.mark.parametrize(
     ("change", "read", "value"),
     [
         ("objective.k=5", lambda e: e.objective.k, 5),
-        ("objective.k=none", lambda e: e.objective.k, None),
-        ("objective.base.smoothing=1e-1", lambda e: e.objective.base.smoothing, 0.1),
-        ("objective.variant=released", lambda e: e.objective.variant, "released"),
         ("objective.bank.size=99", lambda e: e.objective.bank, Bank(size=99)),
         ("objective.mask_partners=true", lambda e: e.objective.mask_partners, True),
         ("optimizer.lr=1", lambda e: e.optimizer, SGD(lr=1.0)),
-        ("epochs=7", lambda e: e.epochs, 7.0),
         ("mixup.alpha=0.5", lambda e: e.mixup, Mixup(alpha=0.5)),
         ("mixup=none", lambda e: e.mixup, None),
-        ("noise=None", lambda e: e.noise, None),
-        ("noise.rate=0.2", lambda e: e.noise.rate, 0.2),
         ("augment.transforms.0.padding=2", lambda e: e.augment.transforms[0].padding, 2),
-        ("augment.transforms.1.probability=0", lambda e: e.augment.transforms[1].probability, 0.0),
         ("normalize.std=1,2,3", lambda e: e.normalize.std, (1.0, 2.0, 3.0)),
         ("normalize.std.1=9", lambda e: e.normalize.std, (0.2470, 9.0, 0.2616)),
-        ("backbone.depth=34", lambda e: e.backbone.depth, 34),
         ("init=weights=1.safetensors", lambda e: e.init, "weights=1.safetensors"),
         ("data.path=/elsewhere", lambda e: e.data.path, Path("/elsewhere")),
         ("machine.device=cpu", lambda e: e.machine.device, "cpu"),
-        ("machine.workers=2", lambda e: e.machine.workers, 2),
     ],
 )
 def test_an_override_changes_one_field_and_no_other(change, read, value):
@@ -294,27 +246,17 @@ def test_an_override_changes_one_field_and_no_other(change, read, value):
         ("epochs", ["'epochs'", "key=value"]),
         ("epoch=3", ["'epoch'", "data, noise, outside, ", "mean epochs?"]),
         ("objective.alhpa=1", ["'alhpa'", "objective (NCR)", "mean alpha?"]),
-        ("objective.alpha=2", ["alpha", "2.0"]),
         ("objective.k=5.0", ["objective.k", "'5.0'", "whole number, or none"]),
         ("objective.variant=new", ["objective.variant", "'new'", "paper, released"]),
-        ("objective.mask_partners=2", ["objective.mask_partners", "'2'", "true or false"]),
-        ("batch_size=1", ["batch_size", "1"]),
-        ("schedule.warmup=200", ["warmup", "200.0"]),
         ("schedule=none", ["schedule", "'none'", "schedule.warmup, schedule.final"]),
         ("mixup=yes", ["mixup", "'yes'", "none", "mixup.alpha"]),
         ("mixup.alhpa=1", ["'alhpa'", "mixup, which is none", "mean alpha?"]),
-        ("mixup.alpha=0", ["alpha", "0.0"]),
         ("outside.path=x", ["outside", "path", "FILE.py:NAME"]),
-        ("augment.transforms=none", ["augment.transforms", "augment.transforms.0.padding, "]),
         ("augment.transforms.2.padding=1", ["'2'", "0 to 1"]),
-        ("augment.transforms.-1.padding=1", ["'-1'", "0 to 1"]),
         ("augment.transforms.0.x=1", ["'x'", "augment.transforms.0 (PadCrop)", "padding, mode"]),
         ("normalize.std=1,2", ["normalize.std", "'1,2'", "3 values"]),
-        ("backbone.head=1", ["backbone.head", "'1'"]),
         ("backbone.head.scale=1", ["'scale'", "backbone.head (LinearHead)", "none"]),
-        ("seed.x=1", ["seed", "'x'", "0"]),
         ("networks=3", ["networks", "'3'", "1, 2"]),
-        ("networks=2", ["networks", "averaging"]),
         ("..=1", ["''", "an experiment"]),
     ],
 )
@@ -378,20 +320,13 @@ def test_a_recipe_of_the_user_is_kept_in_the_record(own):
     ("change", "words"),
     [
         ({"recipe": "os"}, ["recipe", "'os'"]),
-        ({"recipe": "nearsay.recipes.toy"}, ["recipe", "'nearsay.recipes.toy'"]),
-        ({"recipe": None}, ["recipe", "None"]),
         ({"recipe": "/tmp/x.py"}, ["recipe", "'/tmp/x.py'"]),
-        ({"recipe": "."}, ["recipe", "'.'"]),
         ({"arguments": ["seed=1"]}, ["arguments", "['seed=1']"]),
-        ({"arguments": {"seed": 1}}, ["arguments", "{'seed': 1}"]),
         ({"arguments": {"seed=1": "2"}}, ["arguments", "{'seed=1': '2'}"]),
         ({"overrides": "seed=1"}, ["overrides", "'seed=1'"]),
-        ({"overrides": [1]}, ["overrides", "[1]"]),
         ({"overrides": ["seed"]}, ["'seed'", "key=value"]),
         ({"source": OWN, "sha256": "0" * 64}, ["'toy'", "sha256"]),
         ({"source": OWN}, ["'toy'", "sha256"]),
-        ({"source": 3, "sha256": "0"}, ["'toy'", "sha256"]),
-        ({"files": []}, ["files", "[]"]),
         ({"files": {"a.py": "x = 1"}}, ["'a.py'", "sha256"]),
         ({"files": {"a.py": {"source": "x = 1", "sha256": "0"}}}, ["'a.py'", "sha256"]),
     ],
@@ -400,12 +335,6 @@ def test_a_damaged_record_is_refused_in_one_sentence(change, words):
     with pytest.raises(ConfigError) as caught:
         from_origin({**toy().origin, **change})
     assert [word for word in words if word not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize("record", [None, 3, "toy", [], {}])
-def test_a_record_of_another_kind_is_refused(record):
-    with pytest.raises(ConfigError):
-        from_origin(record)
 
 
 def test_the_tree_of_an_experiment_is_json_and_names_every_kind():
@@ -490,13 +419,6 @@ def test_differences_name_the_field_and_both_values():
     assert differences(1, None) == ["experiment: 1, not null"]
 
 
-def test_one_place_of_a_tuple_is_read_as_that_place_declares(own):
-    experiment = call_recipe(own, ["number=1"]).experiment
-    assert override(experiment, "objective.pair.1=4.5").objective.pair == (1, 4.5)
-    with pytest.raises(ConfigError, match=r"objective\.pair\.0.*'4\.5'"):
-        override(experiment, "objective.pair.0=4.5")
-
-
 def test_two_views_are_overridden_by_name():
     experiment = call_recipe("cifar10", ["path=/data", "method=gjs"]).experiment
     changed = override(experiment, "augment.second.0.padding=0")
@@ -574,7 +496,7 @@ def attempt(act, *arguments):
     return complaint is None
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_words_and_records_give_an_experiment_or_a_config_error(count, own):
     draw = random.Random(count)
     calls = [call_recipe(name, words) for name, words in REQUIRED.items()] + [
@@ -599,16 +521,6 @@ def test_mutated_words_and_records_give_an_experiment_or_a_config_error(count, o
         }
         accepted["records"] += attempt(from_origin, a_node(record, draw))
     assert all(count / 50 < number < count * 0.9 for number in accepted.values()), accepted
-
-
-def test_a_path_by_another_spelling_is_the_same_experiment(tmp_path, monkeypatch):
-    (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path / "below")
-    calls = [
-        call_recipe("embeddings", [f"path={path}"]) for path in ("../f.npz", tmp_path / "f.npz")
-    ]
-    first, second = (to_tree(call.experiment) for call in calls)
-    assert differences(first, second) == []
 
 
 # What follows from an argument
@@ -643,25 +555,3 @@ def test_an_override_of_an_argument_is_noted_with_what_the_argument_would_change
 )
 def test_an_override_with_no_further_effect_is_not_noted(overrides):
     assert left_behind(changed("folder", ["path=photos"], *overrides)) == []
-
-
-def test_an_override_is_noted_for_a_recipe_of_the_user_too(tmp_path):
-    source = (
-        "from nearsay.data import Toy\nfrom nearsay.experiment import Experiment\n"
-        "def recipe(epochs: float = 40.0) -> Experiment:\n"
-        "    return Experiment(data=Toy(), epochs=epochs, batch_size=round(8 * epochs))\n"
-    )
-    (tmp_path / "mine.py").write_text(source)
-    (note,) = left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=20"))
-    assert note.endswith("batch_size: 160, not 320")
-
-
-def test_a_recipe_of_ones_own_that_cannot_take_a_value_is_not_asked_what_would_follow(tmp_path):
-    source = (
-        "from nearsay.data import Toy\nfrom nearsay.experiment import Experiment\n"
-        "def recipe(epochs: float = 20.0) -> Experiment:\n"
-        "    batch_size = {10.0: 64, 20.0: 32}[epochs]\n"
-        "    return Experiment(data=Toy(), epochs=epochs, batch_size=batch_size)\n"
-    )
-    (tmp_path / "mine.py").write_text(source)
-    assert left_behind(changed(str(tmp_path / "mine.py"), [], "epochs=15")) == []

@@ -21,10 +21,8 @@ from nearsay.config import (
     differences,
     from_origin,
     left_behind,
-    override,
     to_tree,
 )
-from nearsay.config.own_files import OwnFiles
 from nearsay.losses import NCR, CrossEntropy
 from nearsay.losses.base import as_objective
 from nearsay.training.run_folder import read_experiment
@@ -163,16 +161,13 @@ def test_with_a_method_of_the_user_the_rest_of_the_recipe_stays(home):
     assert isinstance(experiment.objective, NCR)
     assert loss_of(experiment.objective.base) == pytest.approx(expected(1))
     assert experiment.mixup == Mixup(alpha=1.0)
-    pair = toy("method=elr+", overrides=["objective=sce.py:SCE"]).experiment
-    assert pair.networks == 2
-
-
-def test_a_field_of_an_own_object_can_be_overridden(home):
-    call = toy("method=sce.py:SCE", overrides=["objective.function.q=0.75"])
+    assert toy("method=elr+", overrides=["objective=sce.py:SCE"]).experiment.networks == 2
+    call = toy("method=sce.py:SCE", overrides=["objective.function.q=0.75", "labeled=0.5"])
     assert loss_of(call.experiment.objective) == pytest.approx(expected(0.75))
     assert from_origin(call.origin) == call
-    call = toy("data=my_data.py:Stripes(size=4)", overrides=["data.size=16"])
-    assert call.experiment.data.size == 16
+    command = command_again(call.origin, labels_file=Path("labels.npz"), out=Path("again"))
+    assert f"method={home}/sce.py:SCE" in command
+    assert "labeled=0.5" not in command
 
 
 def test_data_network_and_noise_of_a_file_take_the_place_of_those_of_a_recipe(home):
@@ -289,20 +284,6 @@ def test_two_classes_of_one_name_in_two_files_differ(home):
     assert differences(*trees)
 
 
-def test_the_command_to_train_again_names_the_file_wherever_it_is_typed(home):
-    call = toy("method=sce.py:SCE(q=2.0)", overrides=["data=my_data.py:Stripes", "labeled=0.5"])
-    command = command_again(call.origin, labels_file=Path("labels.npz"), out=Path("again"))
-    assert f"'method={home}/sce.py:SCE(q=2.0)' --set data={home}/my_data.py:Stripes" in command
-    assert "labeled=0.5" not in command
-
-
-def test_what_follows_from_an_argument_is_known_for_own_objects(home):
-    call = call_recipe("folder", ["path=x", "method=sce.py:SCE"])
-    assert left_behind(apply_overrides(call, ["backbone=my_net.py:Tiny", "seed=0"])) == []
-    [note] = left_behind(apply_overrides(call, ["epochs=10"]))
-    assert "schedule.warmup: 1.0, not 3.0" in note
-
-
 @pytest.mark.parametrize(
     ("word", "parts"),
     [
@@ -312,33 +293,22 @@ def test_what_follows_from_an_argument_is_known_for_own_objects(home):
         ("method=sce.py:SCE(0.5)", ["SCE", "'(0.5)'", "keyword"]),
         ("method=sce.py:SCE(q=open('x'))", ["SCE", "literals"]),
         ("method=sce.py:SCE(**{'q': 1})", ["SCE", "keyword"]),
-        ("method=sce.py:SCE(q=)", ["SCE", "'(q=)'"]),
-        ("method=sce.py:SCE(q=1)(q=1)", ["SCE", "'(q=1)(q=1)'"]),
         ("method=sce.py:plain(q=1)", ["plain", "function"]),
         ("method=sce.py:reverse.x", ["method", "'sce.py:reverse.x'", "FILE.py:NAME"]),
-        ("method=sce.py", ["method", "'sce.py'", "FILE.py:NAME"]),
         ("method=my_data.py:Stripes", ["method", "Stripes"]),
         ("method=sce.py:Loose", ["Loose", "frozen dataclass"]),
-        ("data=sce.py:SCE", ["data", "Dataset (open)", "SCE"]),
         ("backbone=sce.py:plain", ["backbone", "Backbone (build)", "function"]),
         ("optimizer=sce.py:SCE", ["optimizer", "SGD or AdamW", "SCE"]),
-        ("seed=sce.py:SCE", ["seed", "'sce.py:SCE'", "whole number"]),
         ("method=broken.py:X", ["'broken.py'", "line 3"]),
-        ("method=breaks.py:X", ["'broken.py'", "line 3"]),
         ("method=raises.py:X", ["raises.py", "ZeroDivisionError in line 2 of raises.py"]),
         ("method=exits.py:X", ["exits.py", "SystemExit"]),
-        ("method=misses.py:X", ["misses.py", "line 1", "no_such_module"]),
-        ("method=binary.py:X", ["binary.py", "UTF-8"]),
         ("method=strict.py:Strict", ["strict.py:Strict", "line 7", "too small"]),
     ],
 )
 def test_a_wrong_object_is_refused_in_one_sentence(home, word, parts):
     (home / "broken.py").write_text("x = 1\n\ndef f(:\n")
-    (home / "breaks.py").write_text("import broken\n")
     (home / "raises.py").write_text("x = 1\ny = 1 / 0\n")
     (home / "exits.py").write_text("import sys\nsys.exit('no')\n")
-    (home / "misses.py").write_text("import no_such_module\n")
-    (home / "binary.py").write_bytes(b"\xff\xfe\x00")
     (home / "strict.py").write_text(
         "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Strict:\n"
         "    x: int = 0\n    def __post_init__(self):\n        raise ValueError('too small')\n"
@@ -376,14 +346,10 @@ def test_nothing_of_the_folder_hides_a_module_of_python_or_nearsay(home):
     "line",
     [
         "from parts.four import FOUR as four",
-        "from parts import four as module; four = module.FOUR",
         "import parts.four; four = parts.four.FOUR",
-        "import parts.four as module; four = module.FOUR",
         "import math, parts.four as module; four = math.floor(module.FOUR)",
-        "from .parts.four import FOUR as four",
         "from .parts import four as module; four = module.FOUR",
         "import box; four = box.FOUR",
-        "import box.inner; four = box.FOUR",
         "from box import inner; four = inner.FOUR",
         "from box.inner import *; four = FOUR",
         "import circle; four = circle.FOUR",
@@ -471,11 +437,7 @@ def test_a_run_can_be_read_and_resumed_from_its_record(home, tmp_path, monkeypat
     ("source", "recipe", "path"),
     [
         ("photos", "folder", "photos"),
-        ("photos/", "folder", "photos"),
-        ("./photos", "folder", "photos"),
         ("labels.csv", "manifest", "labels.csv"),
-        ("labels.TSV", "manifest", "labels.TSV"),
-        ("labels.jsonl", "manifest", "labels.jsonl"),
         ("labels.parquet", "manifest", "labels.parquet"),
         ("features.npz", "embeddings", "features.npz"),
         ("features.npy", "embeddings", "features.npy"),
@@ -489,13 +451,6 @@ def test_data_is_trained_by_the_recipe_of_its_kind(home, source, recipe, path):
     assert call == call_recipe(recipe, ["method=mixup", f"path={path}"])
     assert call_source(source, {"method": "mixup"}) == call
     assert call_source(home / source, {"method": "mixup"}) == call
-
-
-def test_a_recipe_goes_before_a_folder_of_its_name_unless_it_is_a_path(home):
-    (home / "toy").mkdir()
-    assert call_source("toy", {}).origin["recipe"] == "toy"
-    assert call_source("./toy", {}).origin["recipe"] == "folder"
-    assert call_source(Path("toy"), {}).origin["recipe"] == "folder"
 
 
 def test_a_file_of_another_kind_is_refused_and_so_is_its_path_twice(home):
@@ -593,25 +548,3 @@ def test_objects_that_text_can_describe_are_recorded_as_overrides():
 def test_wrong_values_of_python_are_refused(arguments, field):
     with pytest.raises(ConfigError, match=field):
         call_source("toy", arguments)
-
-
-def test_names_of_runs_differ_by_objects_and_files(home):
-    calls = [
-        toy("method=sce.py:SCE"),
-        toy("method=sce.py:SCE(q=0.25)"),
-        toy("method=sce.py:usual"),
-        call_source("toy", {"method": CrossEntropy()}),
-        call_source("toy", {"method": CrossEntropy(smoothing=0.5)}),
-    ]
-    names = {default_folder(call.origin).name for call in calls}
-    assert len(names) == len(calls)
-    assert all(
-        set(name) <= set("abcdefghijklmnopqrstuvwxyzSCE0123456789._-=")
-        for name in names
-        if "Cross" not in name
-    )
-
-
-def test_an_override_alone_reads_a_file_that_is_there(home):
-    experiment = override(toy().experiment, "objective=sce.py:SCE", OwnFiles())
-    assert loss_of(experiment.objective) == pytest.approx(expected(0.5))

@@ -75,8 +75,8 @@ def test_a_comparison_gives_no_advice_to_read_a_damaged_file_unsafely(audited, t
     assert "pickle" not in message
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half", b"no labels at all"])
-@pytest.mark.parametrize("verb", ["audit", "clean", "evaluate", "propagate"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half"])
+@pytest.mark.parametrize("verb", ["audit", "clean", "evaluate"])
 def test_labels_that_are_damaged_while_a_command_runs_are_told_too(
     audited, tmp_path, monkeypatch, capsys, verb, content
 ):

@@ -41,8 +41,7 @@ def fill_after(monkeypatch, num_files, *, kind):
     monkeypatch.setattr(runs.shutil, "disk_usage", used)
 
 
-@pytest.mark.parametrize("kind", ["before", "in the middle"])
-@pytest.mark.parametrize("num_files", [12, 16, 40])
+@pytest.mark.parametrize(("kind", "num_files"), [("before", 12), ("in the middle", 16)])
 def test_a_full_disk_ends_a_run_that_then_goes_on(
     whole, tmp_path, monkeypatch, capsys, kind, num_files
 ):

@@ -1,14 +1,13 @@
 """Names that are no text, or too long: a sentence with a cure before anything is trained."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
 
 from nearsay.cli import main
 
+NO_TEXT = os.fsdecode(b"gr\xfcn")
 TOY = [
     "train",
     "toy",
@@ -21,28 +20,30 @@ TOY = [
 ]
 
 
-def said(words, folder):
-    command = [sys.executable, "-m", "nearsay", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_a_run_folder_whose_name_is_no_text_is_refused_before_training(tmp_path):
-    done = said([*TOY, "--out", b"gr\xfcn"], tmp_path)
-    assert done.returncode == 73
-    assert "gr\\udcfcn" in done.stderr
-    assert "UTF-8" in done.stderr
+def test_a_run_folder_whose_name_is_no_text_is_refused_before_training(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*TOY, "--out", NO_TEXT]) == 73
+    told = capsys.readouterr().err
+    assert "gr\\udcfcn" in told
+    assert "UTF-8" in told
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_was_renamed_to_what_is_no_text_is_not_called_damaged(tmp_path):
+def test_a_run_that_was_renamed_to_what_is_no_text_is_not_called_damaged(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
     assert main([*TOY, "--out", str(tmp_path / "run")]) == 0
     os.rename(tmp_path / "run", os.fsencode(tmp_path) + b"/gr\xfcn")
-    done = said(["audit", b"gr\xfcn"], tmp_path)
-    assert done.returncode == 73
-    assert "UTF-8" in done.stderr
+    assert main(["audit", NO_TEXT]) == 73
+    assert "UTF-8" in capsys.readouterr().err
 
 
-def test_data_below_a_folder_whose_name_is_no_text_is_told_with_its_place(tmp_path):
+def test_data_below_a_folder_whose_name_is_no_text_is_told_with_its_place(
+    tmp_path, monkeypatch, capsys
+):
     place = os.fsencode(tmp_path) + b"/gr\xfcn"
     for kind, color in (("cat", 50), ("dog", 200)):
         folder = os.path.join(os.fsdecode(place), "photos", kind)
@@ -59,10 +60,11 @@ def test_data_below_a_folder_whose_name_is_no_text_is_told_with_its_place(tmp_pa
         "weights=none",
         "--quiet",
     ]
-    done = said([*words, "--out", str(tmp_path / "run")], os.fsdecode(place))
-    assert done.returncode == 65
-    assert "UTF-8" in done.stderr
-    assert "gr\\udcfcn/photos" in done.stderr
+    monkeypatch.chdir(place)
+    assert main([*words, "--out", str(tmp_path / "run")]) == 65
+    told = capsys.readouterr().err
+    assert "UTF-8" in told
+    assert "gr\\udcfcn/photos" in told
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

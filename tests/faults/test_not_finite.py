@@ -15,19 +15,17 @@ import pytest
 import torch
 
 from faults.jobs import PATIENCE
-from nearsay import cli
 from nearsay.batch import Labels, Split
 from nearsay.config import call_recipe
 from nearsay.data.loader import Rows
 from nearsay.errors import NoSplit, NotFinite
 from nearsay.experiment import Experiment, Machine
 from nearsay.models import MLP, Linear
-from nearsay.optim import SGD, AdamW, Constant
+from nearsay.optim import SGD, Constant
 from nearsay.training.checkpoints import open_run
 from nearsay.training.loop import train
 from nearsay.training.splits import make_order, open_splits
 from nearsay.training.step import Setting, Step, make_learners
-from nearsay.transforms import Mixup
 
 CPU = torch.device("cpu")
 SPOILED = '''
@@ -105,11 +103,6 @@ KINDS = [
     ("input", "nan"),
     ("weight", "nan"),
 ]
-VARIANTS = {
-    "averaged": {},
-    "adamw": {"optimizer": AdamW(lr=1e-2), "clip": 1.0},
-    "two networks": {"networks": 2, "mixup": Mixup()},
-}
 
 
 @pytest.fixture(scope="module")
@@ -197,24 +190,6 @@ def test_a_bad_step_changes_no_bit_of_what_was_learned(recipe, where, value):
     )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_neither_does_it_with_other_optimizers_or_two_networks(recipe, variant):
-    experiment = replace(spoiled(recipe, at=2), **VARIANTS[variant])
-    assert_nothing_changes(experiment, 2, "loss", "nan", random.Random(0))
-
-
-@pytest.mark.slow
-def test_none_of_a_hundred_bad_steps_changes_a_bit(recipe):
-    draw = random.Random(0)
-    for _ in range(100):
-        where, value = draw.choice(KINDS)
-        at = draw.randrange(4) if where == "input" else draw.randrange(10)
-        experiment = replace(
-            spoiled(recipe, at=at, where=where, value=value), **draw.choice(list(VARIANTS.values()))
-        )
-        assert_nothing_changes(experiment, at, where, value, draw)
-
-
 def checkpoint_of(folder):
     with open_run(folder) as run:
         return run.load()
@@ -294,8 +269,7 @@ class Stored:
         return Split(features, Labels(given, None, tuple("abcd")))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_run_on_repaired_data_goes_on_as_if_nothing_had_been(tmp_path, value):
+def test_a_run_on_repaired_data_goes_on_as_if_nothing_had_been(tmp_path):
     features = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
     np.save(tmp_path / "features.npy", features)
     experiment = Experiment(
@@ -311,7 +285,7 @@ def test_a_run_on_repaired_data_goes_on_as_if_nothing_had_been(tmp_path, value):
     train(experiment, tmp_path / "right")
     bad = int(make_order(experiment, open_splits(experiment)).batch(2)[5])
     broken = features.copy()
-    broken[bad, 1] = value
+    broken[bad, 1] = np.nan
     np.save(tmp_path / "features.npy", broken)
     # Again the same, as long as nothing is done about it.
     for _ in range(2):
@@ -326,36 +300,12 @@ def test_a_run_on_repaired_data_goes_on_as_if_nothing_had_been(tmp_path, value):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "right" / name).read_bytes()
 
 
-def test_the_command_line_tells_it_in_one_sentence(recipe, tmp_path, capsys):
-    assert cli.main(["train", recipe, "at=5", "--out", str(tmp_path / "run"), "--quiet"]) == 76
-    told = capsys.readouterr().err
-    assert re.fullmatch(r"error: the loss.* not finite at step 5 .*not_finite\.json.*\n", told)
-
-
-# Then the first step overflows a weight alone.
-FAR = {
-    "MLP(hidden=(8,))": "Linear()",
-    "import MLP": "import Linear",
-}
-
-
-@pytest.mark.parametrize(
-    ("words", "changes", "bad"),
-    [
-        (["at=2", "value=inf", "rank=1"], {}, 2),
-        (["at=99", "--set", "optimizer.lr=1e38", "--set", "data.distance=1e4"], FAR, 0),
-    ],
-    ids=["a loss on one", "a weight"],
-)
-def test_one_of_two_processes_stops_both(tmp_path, words, changes, bad):
-    text = SPOILED
-    for old, new in changes.items():
-        text = text.replace(old, new)
-    (tmp_path / "recipe.py").write_text(text)
+def test_one_of_two_processes_stops_both(recipe, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "nearsay", "train", str(tmp_path / "recipe.py"), *words]
+    words = [recipe, "at=2", "value=inf", "rank=1"]
+    command = [sys.executable, "-m", "nearsay", "train", *words]
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -377,8 +327,7 @@ def test_one_of_two_processes_stops_both(tmp_path, words, changes, bad):
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [76, 76], told
-    assert all(f"not finite at step {bad} " in each for each in told)
+    assert all("step 2 " in each for each in told)
     newest = checkpoint_of(tmp_path / "run")
-    assert (0 if newest is None else newest.step) == bad
-    if newest is not None:
-        assert_is_finite(newest)
+    assert newest.step == 2
+    assert_is_finite(newest)

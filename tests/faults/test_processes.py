@@ -122,7 +122,7 @@ def check_second_runs(server, whole, tmp_path, *, attempts):
 
 
 def test_a_second_run_in_a_folder_is_sent_away(server, whole, tmp_path):
-    check_second_runs(server, whole, tmp_path, attempts=2)
+    check_second_runs(server, whole, tmp_path, attempts=1)
 
 
 @pytest.mark.slow
@@ -238,10 +238,6 @@ def check_fault(server, pair, folder, *, fault, draw, launch="fork", words=()):
     assert_same(folder, pair)
 
 
-def test_two_ranks_survive_a_kill_of_one(server, pair, tmp_path):
-    check_fault(server, pair, tmp_path / "run", fault="killed", draw=random.Random(0))
-
-
 def test_a_rank_that_was_killed_goes_on_with_the_draws_of_its_own_network(server, tmp_path):
     """What dropout leaves out, on each rank, is what it would have left out; the clock of one says when to save."""
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
@@ -250,30 +246,16 @@ def test_a_rank_that_was_killed_goes_on_with_the_draws_of_its_own_network(server
     check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
 
 
-def test_ranks_that_count_statistics_each_for_itself_learn_the_same_propagated_labels(
-    server, tmp_path
-):
-    """Else a rank that is started again would learn those of the first, and not its own as before."""
-    words = [
-        *words_of("ncr"),
-        "--set",
-        "backbone.batch_norm=true",
-        "--set",
-        "backbone.statistics=process",
-    ]
-    words += ["--set", "propagate_at=1"]
-    whole = server.finish(tmp_path / "whole", *words, launch="fork")
-    check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)
-
-
 def test_ranks_that_count_statistics_each_for_itself_go_on_with_their_own(server, tmp_path):
-    """By which the averaged weights of the other network teach."""
+    """By which the averaged weights of the other network teach, and labels are propagated."""
     words = [
         *words_of("two networks"),
         "--set",
         "backbone.batch_norm=true",
         "--set",
         "backbone.statistics=process",
+        "--set",
+        "propagate_at=1",
     ]
     whole = server.finish(tmp_path / "whole", *words, launch="fork")
     check_fault(server, whole, tmp_path / "run", fault="killed", draw=random.Random(0), words=words)

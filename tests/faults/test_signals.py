@@ -94,7 +94,7 @@ def test_ways_of_loading_may_change_at_each_of_many_stops(server, whole, tmp_pat
         )
 
 
-@pytest.mark.parametrize("loading", LOADINGS)
+@pytest.mark.parametrize("loading", ["no worker", "two workers"])
 def test_all_ways_of_loading_give_the_same_bits(server, whole, tmp_path, loading):
     folder = server.finish(tmp_path / "run", *words_of("ncr", loading, every=NEVER))
     assert_same(folder, whole("ncr"))

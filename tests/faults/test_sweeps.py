@@ -99,16 +99,6 @@ def test_a_run_in_use_is_waited_for(tmp_path, monkeypatch):
     assert f"process {holder.pid} " in listener.notes[0]
 
 
-def test_a_run_that_stays_in_use_fails_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_PATIENCE", 0.2)
-    [planned] = grid("toy", ["epochs=1"], SMALL)
-    with hold(tmp_path / planned.name) as holder:
-        [outcome] = run_all([planned], tmp_path)
-        holder.kill()
-    assert outcome.code == 75
-    assert f"process {holder.pid} " in outcome.error
-
-
 @pytest.mark.parametrize(("patience", "codes"), [(float(PATIENCE), [0, 0]), (0.0, [75, 75])])
 def test_runs_in_use_are_waited_for_side_by_side(tmp_path, monkeypatch, patience, codes):
     program = tmp_path / "program"

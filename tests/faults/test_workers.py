@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from faults.jobs import PATIENCE, is_over
-from nearsay import cli
 from nearsay.data import Folder, loader
 from nearsay.data.loader import Stream, sweep, training_reader
 from nearsay.errors import WorkerError
@@ -183,32 +182,6 @@ def test_an_error_in_a_worker_is_told_as_such(photos, tmp_path, monkeypatch):
         train(experiment(photos), tmp_path)
 
 
-def test_the_command_line_tells_it_in_one_sentence(photos, tmp_path, monkeypatch, capsys):
-    make_ill(monkeypatch, "17.png", die)
-    arguments = [
-        "size=8",
-        "epochs=1",
-        "batch_size=6",
-        "held_out=0",
-        "weights=none",
-        "method=standard",
-    ]
-    chosen = [
-        "--set",
-        "backbone.width=2",
-        "--set",
-        "machine.workers=2",
-        "--device",
-        "cpu",
-        "--quiet",
-    ]
-    words = ["train", "folder", f"path={photos}", *arguments, *chosen]
-    assert cli.main([*words, "--out", str(tmp_path / "run")]) == 70
-    message = capsys.readouterr().err
-    assert message.startswith("error: ")
-    assert message.count("\n") == 1
-
-
 def files_of(photos):
     return Folder(path=photos).open("train").inputs
 
@@ -263,13 +236,6 @@ def test_a_death_is_told_when_a_batch_is_waited_for_and_of_the_stream_it_belongs
     with pytest.raises(WorkerError, match=r"cat/22\.png, cat/24\.png"), stream.explained():
         work()
     assert finished == ["waiting"]
-
-
-def test_the_first_examples_are_named_even_if_nothing_was_read(photos, monkeypatch):
-    make_ill(monkeypatch, "20.png", die)
-    stream, rows = idle(photos)
-    with pytest.raises(WorkerError, match=r"cat/20\.png, cat/22\.png"), stream.explained():
-        next(rows)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -339,13 +305,6 @@ def test_processes_of_others_live_on(photos, monkeypatch):
     finally:
         other.kill()
         other.join()
-
-
-def test_what_is_no_business_of_workers_is_left_as_it_is(photos):
-    stream, rows = idle(photos, workers=0)
-    with pytest.raises(RuntimeError, match="of the network") as caught, stream.explained():
-        fail_after(rows, RuntimeError("an error of the network"))
-    assert type(caught.value) is RuntimeError
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def check_damage(tmp_path, attempts):
 
 
 def test_damage_is_never_loaded(tmp_path):
-    check_damage(tmp_path, 100)
+    check_damage(tmp_path, 60)
 
 
 @pytest.mark.slow
@@ -167,61 +167,6 @@ def test_swapped_files_and_names_are_noticed(tmp_path):
             run.load()
         # Nothing was deleted.
         assert new.exists()
-
-
-def test_the_fallback_names_what_was_passed_over(tmp_path):
-    with open_run(tmp_path) as run:
-        save(run, 10, 20)
-        (run.checkpoints()[0] / "state.json").write_text("{}")
-        checkpoint = run.load()
-    assert_is(checkpoint, 10)
-    assert [reason.split(":")[0] for reason in checkpoint.damaged] == ["step-00000020"]
-
-
-def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
-    with open_run(tmp_path) as run:
-        save(run, 1, 2)
-        usage = shutil.disk_usage(tmp_path)
-        monkeypatch.setattr(runs.shutil, "disk_usage", lambda path: usage._replace(free=100))
-        with pytest.raises(RunError, match=r"step-00000003 .* 100 ") as caught:
-            save(run, 3)
-        assert caught.value.code == 74
-        monkeypatch.undo()
-        real, calls = runs._write_flushed, []
-
-        def full_half_way(path, content):
-            calls.append(path)
-            if len(calls) == 2:
-                path.write_bytes(content[: len(content) // 2])
-                raise OSError(errno.ENOSPC, "No space left on device")
-            real(path, content)
-
-        monkeypatch.setattr(runs, "_write_flushed", full_half_way)
-        with pytest.raises(RunError, match="disk is full"):
-            save(run, 3)
-        monkeypatch.undo()
-        assert_is(run.load(), 2)
-        assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-            "step-00000001",
-            "step-00000002",
-        ]
-
-
-def test_a_folder_that_cannot_be_written_fails_at_once(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(RunError, match=r"file: File exists.*--out") as caught,
-        open_run(tmp_path / "file"),
-    ):
-        pass
-    assert caught.value.code == 73
-
-    def refuse(path, content):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(runs, "_write_flushed", refuse)
-    with pytest.raises(RunError, match="Read-only file system"), open_run(tmp_path / "other"):
-        pass
 
 
 def test_a_second_run_is_told_who_has_the_folder(tmp_path):
@@ -280,10 +225,7 @@ def test_the_log_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path
         (final / "state.json").stat().st_ino
     )
     # And the names in both folders.
-    assert {
-        run.path.stat().st_ino,
-        final.stat().st_ino,
-    } <= kept.keys()
+    assert {run.path.stat().st_ino, final.stat().st_ino} <= kept.keys()
 
 
 def test_the_log_is_cut_to_where_the_checkpoint_stood(tmp_path):
@@ -341,7 +283,7 @@ def check_kills(tmp_path, attempts):
 
 
 def test_a_kill_leaves_a_checkpoint_to_go_on_from(tmp_path):
-    check_kills(tmp_path, 25)
+    check_kills(tmp_path, 12)
 
 
 @pytest.mark.slow
@@ -372,41 +314,6 @@ def test_a_folder_that_was_made_for_nothing_is_removed_again(tmp_path):
     (used.__enter__().path / "log.jsonl").write_text("")
     assert not used.__exit__(ValueError, ValueError("bad data"), None)
     assert (tmp_path / "used/log.jsonl").exists()
-
-
-def test_a_line_of_the_log_says_how_much_room_it_needs(tmp_path, monkeypatch):
-    class Full:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-        def write(self, _):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with open_run(tmp_path) as run:
-        monkeypatch.setattr(runs, "open", lambda *_: Full(), raising=False)
-        with pytest.raises(RunError, match=r"log\.jsonl .* 12 bytes"):
-            run.append_log({"step": 1})
-        monkeypatch.undo()
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        '{"step": 1, "sha256": [], "seal": 3}',
-        '{"step": [], "sha256": {}, "seal": 3}',
-        "[" * 100_000,
-    ],
-)
-def test_a_manifest_that_is_none_is_a_damaged_one(tmp_path, manifest):
-    with open_run(tmp_path) as run:
-        save(run, 1, 2)
-        (run.checkpoints()[0] / "manifest.json").write_text(manifest)
-        found = run.load()
-        assert_is(found, 1)
-        assert len(found.damaged) == 1
 
 
 @pytest.mark.parametrize("kind", ["a link that leads nowhere", "a file"])
@@ -465,26 +372,25 @@ def test_the_lock_of_another_program_is_left_as_it_is(tmp_path):
     assert (tmp_path / ".lock").read_text() == "pid 17"
 
 
-@pytest.mark.parametrize("names", [["../../mine.txt", "tensors.safetensors", "state.json"], []])
-def test_a_manifest_leads_to_no_other_file(tmp_path, names):
-    with open_run(tmp_path) as run:
-        save(run, 1, 2)
-        hashes = dict.fromkeys(names, "0" * 64)
-        manifest = {"step": 2, "sha256": hashes, "seal": runs._seal(2, hashes)}
-        (run.checkpoints()[0] / "manifest.json").write_text(json.dumps(manifest))
-        found = run.load()
-    assert_is(found, 1)
-    assert len(found.damaged) == 1
+def sealed(hashes):
+    return json.dumps({"step": 2, "sha256": hashes, "seal": runs._seal(2, hashes)})
 
 
-def test_a_checkpoint_that_was_sealed_around_something_else_is_a_damaged_one(tmp_path):
+def test_a_manifest_that_is_none_or_leads_elsewhere_is_a_damaged_one(tmp_path):
+    outside = dict.fromkeys(["../../mine.txt", "tensors.safetensors", "state.json"], "0" * 64)
+    no_step = '{"step": [], "sha256": {}, "seal": 3}'
+    spoiled = {"tensors.safetensors": b"\xff" * 40, "state.json": b"[" * 100_000}
+    whole_seal = runs._manifest(2, spoiled).decode()
     with open_run(tmp_path) as run:
         save(run, 1, 2)
         newest = run.checkpoints()[0]
-        files = {"tensors.safetensors": b"\xff" * 40, "state.json": b"[" * 100_000}
-        for name, content in files.items():
-            (newest / name).write_bytes(content)
-        (newest / "manifest.json").write_bytes(runs._manifest(2, files))
-        found = run.load()
-    assert_is(found, 1)
-    assert len(found.damaged) == 1
+        unsealed = json.dumps({**json.loads((newest / "manifest.json").read_text()), "seal": ""})
+        broken = (unsealed, no_step, "[" * 100_000, sealed({}), sealed(outside))
+        for manifest in (*broken, whole_seal):
+            (newest / "manifest.json").write_text(manifest)
+            if manifest == whole_seal:
+                for name, content in spoiled.items():
+                    (newest / name).write_bytes(content)
+            found = run.load()
+            assert_is(found, 1)
+            assert len(found.damaged) == 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nearsay import ELR, NCR, Batch, CrossEntropy, Outputs, config
+from nearsay import ELR, Batch, CrossEntropy, Outputs, config
 from nearsay.data.loader import Order
 from nearsay.data.toy import Toy
 from nearsay.experiment import Experiment, Machine
@@ -36,15 +36,6 @@ SMALL = Experiment(
 )
 
 
-def test_the_oracle_trains_on_right_labels_alone(tmp_path):
-    splits = open_splits(replace(SMALL, only_clean=True))
-    assert len(splits.train) == 100
-    assert (splits.labels.given == splits.labels.clean)[splits.train].all()
-    # The labels are as noisy as ever.
-    assert (splits.labels.given != splits.labels.clean).sum() == 100
-    assert train(replace(SMALL, only_clean=True), tmp_path)["labels"]["num_examples"] == 100
-
-
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
 def test_hidden_labels_are_a_share_and_nested(share):
     shown, more = (
@@ -56,11 +47,6 @@ def test_hidden_labels_are_a_share_and_nested(share):
     assert (fewer <= shown).all()
     # Unlabeled, but still neighbors.
     assert len(open_splits(replace(SMALL, labeled=share)).train) == 200
-
-
-def test_training_with_few_labels_learns(tmp_path):
-    experiment = replace(SMALL, labeled=0.3, noise=None, epochs=20, objective=NCR(alpha=0.5))
-    assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.8
 
 
 def test_other_noise_changes_the_second_network_and_only_by_its_teaching_the_first(tmp_path):
@@ -203,18 +189,13 @@ def test_a_second_test_split_is_judged_as_well(tmp_path):
 def test_labels_are_propagated_halfway_and_learned(tmp_path):
     call = config.call_recipe("toy", ["method=label-propagation", "epochs=10"])
     assert call.experiment.propagate_at == 5
-    result = train(call.experiment, tmp_path / "whole", origin=call.origin)
+    train(call.experiment, tmp_path / "whole", origin=call.origin)
     entries = [
         json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
     ]
     assert [entry["epoch"] for entry in entries if "transductive_accuracy" in entry] == [5.0]
     # Of labels of which 60 % were right.
     assert entries[4]["transductive_accuracy"] > 0.8
-    plain = config.call_recipe("toy", ["method=standard", "epochs=10"])
-    assert (
-        result["accuracy"]["test"]["final"]
-        > train(plain.experiment, tmp_path / "plain")["accuracy"]["test"]["final"]
-    )
 
 
 def test_a_run_too_short_to_propagate_labels_is_refused_and_one_of_an_epoch_says_how_right_they_are(

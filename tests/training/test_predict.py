@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from nearsay.batch import Files, Outputs
 from nearsay.models import MLP, ResNet
 from nearsay.training.predict import Pass
-from nearsay.transforms import PLUS_MINUS_ONE
 
 # More workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -64,12 +63,6 @@ def test_fewer_large_images_go_in_one_batch(size, largest):
     assert [len(shown) for shown in watcher.shown] == [largest, 1]
 
 
-def test_the_network_sees_what_is_normalized():
-    images, watcher = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8), Watcher()
-    over([watcher], images, normalize=PLUS_MINUS_ONE)
-    assert_close(watcher.shown[0], torch.ones(2, 3, 4, 4))
-
-
 def test_networks_are_asked_in_evaluation_mode_and_left_as_they_were():
     features = torch.randn(50, 4)
     for was_training in (True, False):
@@ -100,13 +93,6 @@ def test_two_networks_believe_the_mean_of_their_probabilities():
     assert_close(found.features, answers[0].features)
 
 
-def test_features_are_left_out_if_nobody_wants_them():
-    features = torch.randn(5, 4)
-    found = over([network()], features, with_features=False).predictions
-    assert found.features.shape == (5, 0)
-    assert found.logits.equal(over([network()], features).predictions.logits)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_cannot_be_read_is_left_out_and_named(tmp_path, workers):
     draw = np.random.default_rng(0)
@@ -129,11 +115,6 @@ def test_nothing_readable_is_an_empty_table(tmp_path):
     assert found.predictions.logits.shape == (0, 3)
     assert found.predictions.indices.shape == (0,)
     assert list(found.unreadable) == [0]
-
-
-def test_no_examples_at_all_are_refused():
-    with pytest.raises(ValueError, match="inputs"):
-        over([network()], torch.empty(0, 4))
 
 
 @in_groups

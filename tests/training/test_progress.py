@@ -69,18 +69,6 @@ def test_lines_say_what_is_trained_each_epoch_and_how_long_it_took():
     ]
 
 
-def test_a_resumed_run_says_from_where_it_goes_on_and_unknown_noise_is_not_told():
-    told = progress.describe_facts({**FACTS, "resumed_at": 120, "effective_rate": None})
-    assert told.endswith("120")
-    assert "wrong" not in told
-
-
-def test_a_run_that_was_finished_before_says_so():
-    stream = io.StringIO()
-    progress.Lines(stream).end(RESULT)
-    assert stream.getvalue().startswith("finished before: 300 steps in 1:05")
-
-
 def test_bars_show_step_epoch_speed_time_left_terms_and_accuracy(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     bars = progress.Bars(Console(file=Terminal(), force_terminal=True, width=120))
@@ -93,30 +81,6 @@ def test_bars_show_step_epoch_speed_time_left_terms_and_accuracy(monkeypatch):
     assert first.rstrip().endswith("step 30/300 5,200 images/s 3:05 left")
     # So far, and when last judged.
     assert second.rstrip() == "train 25.0 %  test 81.2 %  loss 0.9125  ncr 0.25"
-
-
-def test_bars_stay_readable_on_a_narrow_terminal():
-    bars = progress.Bars(Console(file=Terminal(), width=60))
-    bars.step(MOMENT)
-    page = io.StringIO()
-    Console(file=page, width=60).print(bars)
-    assert all(len(line) <= 60 for line in page.getvalue().splitlines())
-
-
-def test_a_narrow_terminal_shows_the_accuracies_and_cuts_terms_of_the_loss(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    terms = dict.fromkeys(("loss", "cross_entropy", "ncr", "isolated"), 0.123) | {
-        "train_accuracy": 0.5
-    }
-    bars = progress.Bars(
-        Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    )
-    bars.epoch(ENTRY)
-    bars.step(MOMENT._replace(terms=terms))
-    with bars._console.capture() as drawn:
-        bars._console.print(bars.__rich__())
-    assert "train 50.0 %  test 81.2 %" in drawn.get()
-    assert "isolated" not in drawn.get()
 
 
 def test_bars_give_the_terminal_back_after_an_error_and_twice_is_fine(monkeypatch):
@@ -158,13 +122,6 @@ def test_quiet_shows_nothing_but_notes(capsys):
     assert capsys.readouterr() == ("", "note: a checkpoint was damaged\n")
 
 
-def test_lines_hold_no_escape_codes(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    stream = io.StringIO()
-    shown(progress.make_display(stream=stream))
-    assert "\x1b" not in stream.getvalue()
-
-
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [
@@ -184,27 +141,6 @@ def test_durations_read_like_a_clock(seconds, told):
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
 def test_a_duration_that_nobody_knows_is_a_question_mark(seconds):
     assert progress.describe_seconds(seconds) == "?"
-
-
-def test_the_summary_tells_accuracies_and_what_became_of_wrong_labels(capsys):
-    progress.print_table(progress.summarize(RESULT))
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    # A run may have fewer.
-    assert " ".join(lines[0]) == "accuracy final best mean of last 10 or fewer"
-    assert ["test", "80.0", "%", "85.0", "%", "79.0", "%"] in lines
-    # Nothing but accuracies below "best"
-    assert [
-        "confidence",
-        "in",
-        "right",
-        "labels",
-        "70.0",
-        "%",
-    ] in lines
-    assert ["confidence", "in", "wrong", "labels", "10.0", "%"] in lines
-    assert ["wrong", "labels", "memorized", "5.0", "%"] in lines
-    assert ["wrong", "labels", "corrected", "90.0", "%"] in lines
-    assert ["wrong", "labels", "found,", "AUROC", "99.0", "%"] in lines
 
 
 @pytest.mark.parametrize(("width", "num_headers"), [(200, 1), (50, 2), (20, 2)])
@@ -252,20 +188,6 @@ def test_the_summary_has_every_metric_of_the_result(capsys):
     assert "unknown" not in rows
     progress.print_table(progress.summarize({**RESULT, **more}))
     assert "balanced accuracy test" in capsys.readouterr().out
-
-
-def test_a_single_step_is_one():
-    assert "; 1 step on cpu" in progress.describe_facts({**FACTS, "num_steps": 1})
-    assert progress.describe_end({**RESULT, "steps": 1}) == "1 step in 1:05"
-
-
-def test_events_without_tensorboard_are_refused_in_one_sentence(monkeypatch, tmp_path):
-    monkeypatch.setattr(progress, "find_spec", lambda name: None)
-    with pytest.raises(
-        ImportError,
-        match=r'^--tensorboard needs TensorBoard: pip install "\.\[tensorboard\]" in the clone$',
-    ):
-        progress.Events(progress.Silent(), tmp_path)
 
 
 def test_events_hold_every_number_of_the_log_by_its_step(monkeypatch, tmp_path):

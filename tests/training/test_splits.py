@@ -16,7 +16,7 @@ from nearsay.experiment import Experiment
 from nearsay.models import MLP
 from nearsay.noise import OpenSet, Recorded, Symmetric, measure_noise
 from nearsay.training import splits
-from nearsay.training.splits import make_order, open_splits, select
+from nearsay.training.splits import make_order, open_splits
 
 CLASSES = ("a", "b", "c")
 
@@ -94,13 +94,6 @@ def test_every_class_gives_as_much_and_the_seed_says_who():
     again, other = (open_splits(experiment(held_out=30, seed=seed)).held_out for seed in (0, 1))
     assert found.held_out.equal(again)
     assert not found.held_out.equal(other)
-
-
-def test_held_out_examples_are_those_of_the_train_split():
-    found = open_splits(experiment(held_out=0.2))
-    validation = found.judged[0]
-    assert validation.inputs.equal(found.inputs[found.held_out])
-    assert validation.truth.equal(found.labels.given[found.held_out])
 
 
 @pytest.mark.parametrize("wish", ["given", "clean"])
@@ -284,18 +277,6 @@ def test_open_set_noise_needs_arrays_of_one_shape(tmp_path):
     for foreign in (torch.zeros(5, 2), Files(tmp_path, ("a.jpg",))):
         with pytest.raises(ValueError, match="outside"):
             open_splits(replace(wished, outside=outside(foreign)))
-
-
-def test_some_examples_are_selected_in_the_order_asked_for(tmp_path):
-    rows = torch.tensor([2, 0])
-    assert select(images(3), rows).tolist() == [[2.0], [0.0]]
-    assert select(Files(tmp_path, ("a", "b", "c")), rows) == Files(tmp_path, ("c", "a"))
-
-
-def test_the_example_has_the_shape_of_an_input(tmp_path):
-    found = open_splits(experiment())
-    assert found.example(16).shape == (4,)
-    assert found._replace(inputs=Files(tmp_path, ("a",))).example(16).shape == (3, 16, 16)
 
 
 def test_an_order_has_the_examples_that_are_not_held_out():

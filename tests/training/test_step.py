@@ -273,16 +273,6 @@ def test_the_rate_of_a_step_is_that_of_its_epoch_even_where_an_epoch_is_no_pass(
     )
 
 
-def test_the_first_step_of_a_warm_up_learns():
-    step = ready(replace(FEATURES, schedule=Cosine(warmup=1)))
-    before = {name: tensor.clone() for name, tensor in step.learners[0].network.named_parameters()}
-    go(step, range(1))
-    assert all(
-        (tensor != before[name]).any()
-        for name, tensor in step.learners[0].network.named_parameters()
-    )
-
-
 def test_an_objective_hears_of_epochs_and_draws_of_passes():
     objective, seen = Recording(), []
 
@@ -522,11 +512,6 @@ def test_a_process_has_its_rows_of_every_view(monkeypatch, rank):
     assert own.views == 2
 
 
-def test_alone_a_process_has_all_rows():
-    batch = Batch(inputs=torch.zeros(2, 1), targets=torch.zeros(2, 1), indices=torch.arange(2))
-    assert shard(batch) is batch
-
-
 def test_what_is_logged_are_means_since_the_epoch_began():
     objective = Recording()
     step = ready(replace(FEATURES, objective=objective))
@@ -569,15 +554,6 @@ def test_of_two_networks_the_first_is_logged():
     assert_equal(step.dynamics, alone.dynamics)
 
 
-def test_new_sums_begin_at_zero_and_old_ones_go_on():
-    step = ready(FEATURES)
-    step.begin_sums(["steps", "loss"])
-    step.sums += torch.tensor([2.0, 5.0])
-    step.begin_sums(["extra", "loss"])
-    assert step.names == ["steps", "loss", "extra"]
-    assert step.means() == {"loss": 2.5, "extra": 0.0}
-
-
 @pytest.mark.parametrize("name", ["memory", "two networks", "averaging", "images"])
 def test_a_step_that_was_restored_goes_on_bit_for_bit(name):
     step = ready(EXPERIMENTS[name])
@@ -614,16 +590,3 @@ def test_what_is_of_another_experiment_is_not_restored():
         restore(step, {**saved, "memory0.averages": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"^network0\.fc\.bias .*\(7,\).*\(4,\)"):
         restore(step, {**saved, "network0.fc.bias": torch.zeros(7)})
-
-
-def test_the_first_network_of_two_starts_as_if_it_were_alone():
-    alone, (first, second) = (
-        ready(FEATURES).learners[0],
-        ready(EXPERIMENTS["two networks"]).learners,
-    )
-    assert alone.seed == first.seed == 5
-    assert second.seed == 5 + 2**32
-    assert_equal(first.network.state_dict(), alone.network.state_dict())
-    assert not torch.equal(first.network.fc.weight, second.network.fc.weight)
-    outputs = first.network(torch.zeros(2, NUM_FEATURES))
-    assert isinstance(outputs, Outputs)

@@ -53,14 +53,6 @@ def test_time_before_a_restart_is_not_counted(now):
     assert clock.rate == 10 * 10 / 2
 
 
-def test_steps_before_a_restart_are_not_counted(now):
-    clock = system.Clock(10)
-    clock.restart(1000)
-    now.seconds += 2
-    clock.look(1004)
-    assert clock.rate == 10 * 4 / 2
-
-
 def test_how_fast_an_earlier_process_was_counts_until_the_first_step(now):
     clock = system.Clock(10)
     clock.resume(70.0)
@@ -195,24 +187,6 @@ def test_one_thread_is_only_for_a_while(monkeypatch):
     with suppress(ValueError), system.one_thread():
         raise ValueError
     assert counts == [4, 1, 4]
-
-
-@pytest.mark.parametrize(("num", "told"), [(1, ", 1 thread"), (8, ", 8 threads")])
-def test_hardware_and_memory_are_named(monkeypatch, num, told):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num)
-    assert system.hardware(CPU).endswith(told)
-    assert len(system.hardware(CPU)) > len(told)
-    assert 2**26 < system.peak_memory(CPU) < 2**40
-
-
-def test_a_processor_without_a_name_still_has_an_architecture(monkeypatch):
-    def nothing(path):
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", nothing)
-    monkeypatch.setattr(system.platform, "processor", lambda: "")
-    monkeypatch.setattr(system.platform, "machine", lambda: "riscv64")
-    assert system.hardware(CPU).startswith("riscv64, ")
 
 
 def test_draws_go_on_where_the_generator_stood():
