@@ -11,16 +11,14 @@ from nearsay.losses import _ncr_fast as kernel
 
 SHAPES = [  # rows, classes, features, pool
     (2, 1, 1, 0),
-    (3, 2, 5, 0),
     (17, 3, 9, 0),
-    (64, 10, 33, 0),
     (257, 7, 16, 0),
-    (300, 101, 12, 0),
+    (90, 101, 12, 0),
     (5, 4, 6, 50),
     (40, 4, 6, 3),
     (33, 11, 8, 400),
 ]
-FEW_OR_ALL = [1, 2, 10, 40, None]
+FEW_OR_ALL = [1, 10, 40, None]
 
 
 def problem(num_rows, num_classes, num_features, num_pool, dtype, seed=0):
@@ -139,7 +137,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("num_classes", [2, 4, 40])
+@pytest.mark.parametrize("num_classes", [2, 40])
 def test_no_memory_is_quadratic_in_the_batch(num_classes):
     logits, features, _, _ = problem(2000, num_classes, 5, 0, torch.float32)
     leaves = logits.requires_grad_(), features.requires_grad_()
