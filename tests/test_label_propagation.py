@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from nearsay import neighbors
 from nearsay.label_propagation import propagate_labels
@@ -84,7 +85,7 @@ def test_it_solves_the_dense_system(k, mu):
     )
     scores = propagate_labels(features, labels, 3, k=k, mu=mu, **EXACT)
     # Atol: scores are of order 1.
-    torch.testing.assert_close(scores, expected, rtol=1e-8, atol=1e-10)
+    assert_close(scores, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("mu", [0.02])
@@ -123,14 +124,12 @@ def test_the_scale_of_features_does_not_matter(scale):
     features, labels, _ = example()
     row_scales = torch.linspace(0.1, 7.0, len(features), dtype=torch.float64)[:, None]
     scores = propagate_labels(features, labels, 3, k=3, **EXACT)
-    torch.testing.assert_close(
-        propagate_labels(scale * row_scales * features, labels, 3, k=3, **EXACT), scores
-    )
+    assert_close(propagate_labels(scale * row_scales * features, labels, 3, k=3, **EXACT), scores)
 
 
 def test_soft_targets_equal_the_labels_they_spell():
     features, labels, targets = example()
-    torch.testing.assert_close(
+    assert_close(
         propagate_labels(features, targets, k=3, **EXACT),
         propagate_labels(features, labels, 3, k=3, **EXACT),
     )
@@ -140,9 +139,7 @@ def test_an_isolated_example_keeps_its_own_label():
     # The last two have no positive similarity.
     opposed = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [0.0, 0.0]])
     scores = propagate_labels(opposed, torch.tensor([0, -1, 1, 2]))
-    torch.testing.assert_close(
-        scores[2:], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), rtol=0, atol=0
-    )
+    assert_close(scores[2:], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), rtol=0, atol=0)
     assert (scores[:2, 0] > 0).all()
     assert (scores[:2, 1:] == 0).all()
 
@@ -154,17 +151,17 @@ def test_one_example_alone_keeps_its_label():
 def test_unlabeled_duplicates_share_scores_and_never_name_themselves():
     features = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(6, 1)
     scores = propagate_labels(features, torch.tensor([0, 0, 1, -1, -1, -1]), k=5, **EXACT)
-    torch.testing.assert_close(scores[3], scores[4])
-    torch.testing.assert_close(scores[3], scores[5])
+    assert_close(scores[3], scores[4])
+    assert_close(scores[3], scores[5])
     # Six equal points: S is 1/5 off the diagonal, so every class keeps its mass, and the
     # unlabeled points follow the majority.
-    torch.testing.assert_close(scores.sum(dim=0), torch.tensor([2.0, 1.0], dtype=torch.float64))
+    assert_close(scores.sum(dim=0), torch.tensor([2.0, 1.0], dtype=torch.float64))
     assert (scores[:, 0] > scores[:, 1]).all()
     alpha = 2 / 2.02
     own, other = (1 - alpha) * (1 - alpha * 4 / 5), (1 - alpha) * alpha / 5
     determinant = (1 - alpha) * (1 + alpha / 5)
-    torch.testing.assert_close(scores[2, 1], torch.tensor(own / determinant, dtype=torch.float64))
-    torch.testing.assert_close(scores[3, 1], torch.tensor(other / determinant, dtype=torch.float64))
+    assert_close(scores[2, 1], torch.tensor(own / determinant, dtype=torch.float64))
+    assert_close(scores[3, 1], torch.tensor(other / determinant, dtype=torch.float64))
 
 
 def test_scores_are_never_negative_even_when_the_solver_stops_early():
@@ -185,7 +182,7 @@ def test_float32_agrees_with_float64():
     assert single.dtype == torch.float32
     assert double.dtype == torch.float64
     # The relative error is that of the input times the condition of the system, about 200.
-    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=2e-5)
+    assert_close(single.double(), double, rtol=1e-4, atol=2e-5)
 
 
 def test_sixteen_bit_features_are_computed_in_float32():
@@ -194,7 +191,7 @@ def test_sixteen_bit_features_are_computed_in_float32():
     rounded = (1e3 * features).half()
     scores = propagate_labels(rounded, classes, k=10)
     assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores, propagate_labels(rounded.float(), classes, k=10))
+    assert_close(scores, propagate_labels(rounded.float(), classes, k=10))
 
 
 def test_searching_in_chunks_changes_nothing(monkeypatch):
@@ -202,7 +199,7 @@ def test_searching_in_chunks_changes_nothing(monkeypatch):
     whole = propagate_labels(features, labels, 3, k=4, **EXACT)
     # The last chunk has one row.
     monkeypatch.setitem(neighbors.CHUNK_ROWS, "cpu", 7)
-    torch.testing.assert_close(propagate_labels(features, labels, 3, k=4, **EXACT), whole)
+    assert_close(propagate_labels(features, labels, 3, k=4, **EXACT), whole)
 
 
 def test_no_gradient_is_recorded_and_inputs_stay_as_they_are():
@@ -242,7 +239,7 @@ def test_scores_of_a_solver_that_stops_early_are_as_large_as_the_labels():
             scores = propagate_labels(features, labels, k=5, max_iterations=num)
         with pytest.warns(UserWarning, match=f"max_iterations={num}"):
             larger = propagate_labels(features, labels * scales, k=5, max_iterations=num)
-        torch.testing.assert_close(larger, scores * scales)
+        assert_close(larger, scores * scales)
 
 
 FEATURES = torch.eye(4)

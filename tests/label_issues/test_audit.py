@@ -11,6 +11,7 @@ import pytest
 import torch
 from label_issues.helpers import NAN, blobs, generator, noisy
 from sklearn.datasets import load_digits
+from torch.testing import assert_close
 
 from nearsay import metrics, neighbors
 from nearsay.label_issues import audit, inputs, noise_rate, scores
@@ -37,21 +38,21 @@ def sure_of(labels, logit):
 def test_the_margin_compares_the_label_with_the_best_other_class():
     beliefs = torch.tensor([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.0, 0.0, 0.0]])
     result = audit_module.belief_margin(beliefs, torch.tensor([0, 2, -1, 1]))
-    torch.testing.assert_close(result, torch.tensor([0.75, 0.2, NAN, NAN]), equal_nan=True)
+    assert_close(result, torch.tensor([0.75, 0.2, NAN, NAN]), equal_nan=True)
 
 
 def test_training_is_the_mean_of_confidence_and_of_the_logistic_of_the_margin():
     result = audit([0, 1, 0], dynamics={"confidence": [0.9, 0.2, 0.6], "margin": [2.0, -1.0, 0.0]})
     expected = (torch.tensor([0.9, 0.2, 0.6]) + torch.tensor([2.0, -1.0, 0.0]).sigmoid()) / 2
-    torch.testing.assert_close(result.scores, expected)
-    torch.testing.assert_close(result.parts["training"], expected)
+    assert_close(result.scores, expected)
+    assert_close(result.parts["training"], expected)
 
 
 def test_the_score_is_the_mean_of_training_and_of_the_views():
     probabilities = [[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]]
     dynamics = {"confidence": [0.5, 0.5, 0.5], "margin": [0.0, 0.0, 0.0], "count": [3, 3, 0]}
     result = audit([0, 1, 0], probabilities=probabilities, dynamics=dynamics)
-    torch.testing.assert_close(result.scores, torch.tensor([(0.8 + 0.5) / 2, (0.4 + 0.5) / 2, 0.1]))
+    assert_close(result.scores, torch.tensor([(0.8 + 0.5) / 2, (0.4 + 0.5) / 2, 0.1]))
 
 
 def test_an_audit_searches_once_and_propagates_over_the_result(monkeypatch):
@@ -283,7 +284,7 @@ def test_the_rate_of_an_untrained_network_is_that_of_its_neighbors():
 def test_a_view_rejects_a_label_if_it_believes_more_in_another_class():
     view = torch.tensor([[0.2, 0.8], [0.8, 0.2], [0.0, 0.0], [0.5, 0.5], [0.2, 0.8], [0.9, 0.1]])
     result = audit_module._rejects(view, torch.tensor([0, 0, 1, 0, -1, 1]))
-    torch.testing.assert_close(result, torch.tensor([1, 0, NAN, 0, NAN, 1]), equal_nan=True)
+    assert_close(result, torch.tensor([1, 0, NAN, 0, NAN, 1]), equal_nan=True)
 
 
 def test_without_a_view_scores_below_one_half_are_rejected():
@@ -339,7 +340,7 @@ def test_labels_without_a_score_count_neither_as_right_nor_as_wrong():
     estimate, low, high = alone.noise_rate
     assert 0.2 < estimate < 0.4
     assert result.noise_rate == pytest.approx((estimate, 0.6 * low, 0.6 * high + 0.4))
-    torch.testing.assert_close(result.noise_matrix, alone.noise_matrix)
+    assert_close(result.noise_matrix, alone.noise_matrix)
     assert torch.equal(result.is_issue[is_known], alone.is_issue)
     assert not result.is_issue[~is_known].any()
     assert result.right[~is_known].tolist() == pytest.approx([1 - estimate] * 120)
@@ -354,7 +355,7 @@ def test_views_are_combined_by_a_geometric_mean_that_excludes_no_class():
     second = torch.tensor([[0.2, 0.8], [0.3, 0.7], [0.0, 0.0]])
     # A tenth for two classes.
     wanted = torch.tensor([[0.2**0.5, (0.05 * 0.8) ** 0.5], [0.3, 0.7], [1.0, 1.0]]).double()
-    torch.testing.assert_close(audit_module._geometric_mean([first, second]), wanted)
+    assert_close(audit_module._geometric_mean([first, second]), wanted)
 
 
 def test_a_suggestion_weighs_the_label_against_the_other_classes():
@@ -401,9 +402,9 @@ def test_the_order_of_the_examples_does_not_matter():
     shown = {name: values[order] for name, values in shown.items()}
     other = audit(given[order], probabilities=probabilities, features=features, dynamics=shown)
     # Propagation stops at a tolerance.
-    torch.testing.assert_close(other.scores, one.scores[order], atol=1e-4, rtol=0)
+    assert_close(other.scores, one.scores[order], atol=1e-4, rtol=0)
     assert torch.equal(other.suggested.labels, one.suggested.labels[order])
-    torch.testing.assert_close(other.noise_matrix, one.noise_matrix)
+    assert_close(other.noise_matrix, one.noise_matrix)
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -417,7 +418,7 @@ def test_the_order_of_the_classes_does_not_matter_even_with_ties(is_trained):
     one = audit(given, probabilities=probabilities, **more)
     other = audit(2 - given, probabilities=probabilities.flip(1), **more)
     assert other.noise_rate == one.noise_rate
-    torch.testing.assert_close(other.right, one.right)
+    assert_close(other.right, one.right)
     assert torch.equal(other.is_issue, one.is_issue)
 
 
@@ -545,10 +546,7 @@ def test_scores_are_from_0_to_1_for_any_input(k):
 # The result
 
 
-@pytest.mark.parametrize(
-    ("recall", "wanted"),
-    [(0.5, 1), (0.8 / 1.4, 1), (0.6, 2), (1, 3)],
-)
+@pytest.mark.parametrize(("recall", "wanted"), [(0.5, 1), (0.8 / 1.4, 1), (0.6, 2), (1, 3)])
 def test_the_review_ends_at_the_wanted_share_of_wrong_labels(recall, wanted):
     result = audit([0, 0, 0, -1], probabilities=torch.ones(4, 1))
     # The labels are wrong with probabilities 0.8, 0.5 and 0.1.

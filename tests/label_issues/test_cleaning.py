@@ -70,11 +70,7 @@ def test_by_default_it_takes_what_is_likelier_right_than_wrong_and_drops_what_el
 
 @pytest.mark.parametrize(
     ("name", "cell"),
-    [
-        ("is_label_issue", "maybe"),
-        ("label_score", "nan"),
-        ("predicted_probability", "inf"),
-    ],
+    [("is_label_issue", "maybe"), ("label_score", "nan"), ("predicted_probability", "inf")],
 )
 def test_cells_that_cannot_be_meant_are_refused(run, name, cell):
     edit(run, lambda rows: [{**rows[0], name: cell}, *rows[1:]])
@@ -119,10 +115,8 @@ def test_an_issue_without_a_suggestion_or_a_score_is_left_to_be_reviewed(run):
         ],
     )
     found = clean_run(run, relabel_above=0, drop_below=0)
-    assert (found.dropped.tolist(), found.review.tolist()) == (
-        [],
-        [5],
-    )  # any likelihood is enough, but not none
+    # Any likelihood is enough, but not none.
+    assert (found.dropped.tolist(), found.review.tolist()) == ([], [5])
     found = clean_run(run, relabel_above=1, drop_below=1)
     assert found.review.tolist() == [7]
     assert found.dropped.tolist() == [*range(7), *range(8, 30)]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_images
+from torch.testing import assert_close
 
 from nearsay.label_issues import audit, duplicates, scores
 
@@ -94,7 +95,7 @@ def test_pictures_that_come_one_by_one_give_the_same_thumbnails(tiles):
     together = duplicates.shrink(tiles[:4])
     alone = duplicates.shrink_each(image.permute(1, 2, 0).numpy() for image in tiles[:4])
     for one, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(one, other)
+        assert_close(one, other)
 
 
 def test_an_audit_sees_duplicates_that_features_do_not_show(tiles):
@@ -113,9 +114,7 @@ def test_without_features_pictures_say_what_is_foreign_and_not_what_is_near(tile
     probabilities = torch.eye(2)[torch.arange(len(tiles)) % 2]
     found = audit(torch.arange(len(tiles)) % 2, probabilities=probabilities, images=tiles)
     assert found.evidence is None
-    torch.testing.assert_close(
-        found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles))
-    )
+    assert_close(found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles)))
     assert found.ood_scores.min() < found.ood_scores.max()
 
 
@@ -125,7 +124,7 @@ def test_short_features_are_foreign():
     features[4] *= 0.25
     found = audit([0] * 30, features=features)
     assert int(found.ood_scores.argmin()) == 4
-    torch.testing.assert_close(scores.length_score(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
+    assert_close(scores.length_score(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
 
 
 @pytest.mark.parametrize(

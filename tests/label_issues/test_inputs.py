@@ -7,6 +7,7 @@ import pytest
 import torch
 from label_issues.helpers import NAN, blobs, generator
 from scipy import sparse
+from torch.testing import assert_close
 
 from nearsay.label_issues import audit, inputs
 
@@ -21,7 +22,7 @@ def test_features_on_disk_are_not_copied(tmp_path):
         audit(given, features=on_disk).scores, audit(given, features=features).scores
     )
     backward = audit(given, features=features.numpy()[:, ::-1])
-    torch.testing.assert_close(backward.scores, audit(given, features=features).scores)
+    assert_close(backward.scores, audit(given, features=features).scores)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,8 @@ def test_dynamics_without_training_are_unknown():
         "count": [0, 1, 1, 2],
     }
     read = inputs.read_inputs([0, 1, 0, 1], None, None, dynamics, None).dynamics
-    torch.testing.assert_close(read.confidence, torch.tensor([NAN, NAN, NAN, 0.9]), equal_nan=True)
-    torch.testing.assert_close(read.margin, torch.tensor([NAN, NAN, NAN, 3.0]), equal_nan=True)
+    assert_close(read.confidence, torch.tensor([NAN, NAN, NAN, 0.9]), equal_nan=True)
+    assert_close(read.margin, torch.tensor([NAN, NAN, NAN, 3.0]), equal_nan=True)
 
 
 def test_the_first_row_that_is_not_finite_is_named_in_any_chunk(monkeypatch):
@@ -107,9 +108,7 @@ def test_columns_named_after_classes_may_be_in_any_order(labels, columns, classe
     read = inputs.read_inputs(
         labels, Table(columns, probabilities), None, None, classes
     ).probabilities
-    torch.testing.assert_close(
-        read.double(), torch.from_numpy(probabilities[:, wanted]), rtol=0, atol=1e-6
-    )
+    assert_close(read.double(), torch.from_numpy(probabilities[:, wanted]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import oracles
 import pytest
 import torch
+from torch.testing import assert_close
 
 from nearsay.batch import Batch, Outputs
 from nearsay.losses.bootstrap import Bootstrap, bootstrap
@@ -26,7 +27,7 @@ def test_it_agrees_with_the_scalar_loop(alpha, kind, temperature):
     logits, targets = random_rows()
     expected = oracles.bootstrap(logits.tolist(), targets.tolist(), alpha, kind, temperature)
     rows = bootstrap(logits, targets, alpha=alpha, kind=kind, temperature=temperature)
-    torch.testing.assert_close(rows, torch.tensor(expected, dtype=torch.float64), **EXACT)
+    assert_close(rows, torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,8 @@ def test_stopping_the_gradient_treats_the_prediction_as_a_given_target(temperatu
     rows = bootstrap(logits, targets, alpha=0.4, temperature=temperature, stop_gradient=True)
     (stopped,) = torch.autograd.grad(rows.sum(), logits)
     flowing = bootstrap(logits, targets, alpha=0.4, temperature=temperature)
-    torch.testing.assert_close(stopped, expected)
-    torch.testing.assert_close(rows, flowing)
+    assert_close(stopped, expected)
+    assert_close(rows, flowing)
     assert not torch.allclose(torch.autograd.grad(flowing.sum(), logits)[0], expected)
 
 
@@ -59,7 +60,7 @@ def test_soft_at_a_low_temperature_is_hard():
     # Whole numbers: the runner-up is a factor exp(-100) behind.
     logits = logits.argsort(dim=1).double()
     soft = bootstrap(logits, targets, kind="soft", temperature=0.01)
-    torch.testing.assert_close(soft, bootstrap(logits, targets, kind="hard"))
+    assert_close(soft, bootstrap(logits, targets, kind="hard"))
 
 
 @pytest.mark.parametrize(
@@ -76,19 +77,12 @@ def test_the_objective_is_the_mean_over_labels_with_all_its_choices(choice):
     batch = Batch(inputs=logits, targets=targets, indices=torch.arange(7))
     loss = Bootstrap(**choice)(Outputs(logits, logits), batch, torch.tensor(0.0), {}, "bootstrap")
     expected = bootstrap(logits, targets, **choice).sum() / targets.sum()
-    torch.testing.assert_close(loss.total, expected)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(total, logits)[0] for total in (loss.total, expected))
-    )
+    assert_close(loss.total, expected)
+    assert_close(*(torch.autograd.grad(total, logits)[0] for total in (loss.total, expected)))
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("alpha", 1.5),
-        ("kind", "firm"),
-        ("temperature", 0.0),
-    ],
+    ("field", "value"), [("alpha", 1.5), ("kind", "firm"), ("temperature", 0.0)]
 )
 def test_choices_outside_their_range_are_refused(field, value):
     with pytest.raises(ValueError, match=field):

@@ -4,6 +4,7 @@ from dataclasses import FrozenInstanceError, dataclass, fields, replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from nearsay.batch import PADDING, Batch, Loss, Outputs
 from nearsay.losses.base import LossFunction, as_objective
@@ -52,9 +53,8 @@ OBJECTIVES = [
     NCR(k=2, base=SymmetricCrossEntropy()),
     NeighborVote(k=3, start_epoch=0, threshold=0.3),
 ]
-SMOOTH = [
-    o for o in OBJECTIVES if not getattr(o, "stop_gradient", False)
-]  # whose gradient is meant to be their slope
+# Whose gradient is meant to be their slope.
+SMOOTH = [o for o in OBJECTIVES if not getattr(o, "stop_gradient", False)]
 # The terms that need labels.
 SUPERVISED = ("cross_entropy", "bootstrap", "gjs", "symmetric_cross_entropy")
 
@@ -134,7 +134,7 @@ def test_the_total_is_the_sum_of_detached_terms(objective, views):
     for term in loss.terms.values():
         assert term.shape == ()
         assert not term.requires_grad
-    torch.testing.assert_close(torch.stack(list(loss.terms.values())).sum(), loss.total.detach())
+    assert_close(torch.stack(list(loss.terms.values())).sum(), loss.total.detach())
 
 
 @pytest.mark.parametrize("objective", SMOOTH, ids=repr)
@@ -166,7 +166,7 @@ def test_unlabeled_rows_change_nothing_in_the_supervised_mean(objective, views):
     names = [name for name in whole.terms if name in SUPERVISED]
     assert names
     for name in names:
-        torch.testing.assert_close(whole.terms[name], labeled.terms[name])
+        assert_close(whole.terms[name], labeled.terms[name])
 
 
 @every_objective
@@ -204,10 +204,10 @@ def test_padding_changes_nothing_whatever_it_holds(objective, views):
     batch.targets.view(views, B, C)[:, 5] = 1e3
     loss, gradients = call_with_gradients(objective, outputs, batch)
     expected, expected_gradients = call_with_gradients(objective, *select(outputs, batch, real))
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     for gradient, wanted in zip(gradients, expected_gradients, strict=True):
         gradient = gradient.view(views, B, -1)
-        torch.testing.assert_close(gradient[:, real].flatten(0, 1), wanted)
+        assert_close(gradient[:, real].flatten(0, 1), wanted)
         assert (gradient[:, 5] == 0).all()
 
 
@@ -221,7 +221,7 @@ def test_memory_is_updated_in_place_and_not_by_padding(objective, views):
     call(objective, outputs, batch, memory)
     for name, (address, values) in before.items():
         assert memory[name].data_ptr() == address
-        torch.testing.assert_close(memory[name], values)
+        assert_close(memory[name], values)
 
 
 @every_objective
@@ -242,10 +242,10 @@ def test_sixteen_bit_inputs_are_computed_in_float32(objective):
         objective, Outputs(*(tensor.float() for tensor in outputs)), full
     )
     assert loss.total.dtype == torch.float32
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     for gradient, reference in zip(gradients, wanted, strict=True):
         # A sum of two losses rounds two gradients to 16 bits and adds them.
-        torch.testing.assert_close(gradient, reference.to(dtype), rtol=0.016, atol=1e-3)
+        assert_close(gradient, reference.to(dtype), rtol=0.016, atol=1e-3)
 
 
 @every_objective
@@ -255,7 +255,7 @@ def test_autocast_does_not_touch_it(objective):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = call(objective, outputs, batch)
     assert loss.total.dtype == torch.float32
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
 
 
 @every_objective
@@ -265,9 +265,9 @@ def test_the_order_of_examples_does_not_matter(objective, views):
     order = torch.tensor([3, 5, 0, 4, 1, 2])
     loss, gradients = call_with_gradients(objective, outputs, batch)
     shuffled, shuffled_gradients = call_with_gradients(objective, *select(outputs, batch, order))
-    torch.testing.assert_close(shuffled, loss)
+    assert_close(shuffled, loss)
     for gradient, other in zip(gradients, shuffled_gradients, strict=True):
-        torch.testing.assert_close(other.view(views, B, -1), gradient.view(views, B, -1)[:, order])
+        assert_close(other.view(views, B, -1), gradient.view(views, B, -1)[:, order])
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_batch_of_no_rows_costs_nothing_and_is_not_remembered(objective, views
             outputs, batch, torch.tensor(epoch), memory, objective.phase(epoch, memory)
         )
         assert loss.total == 0
-    torch.testing.assert_close(memory, fresh_memory(objective))
+    assert_close(memory, fresh_memory(objective))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_an_epoch_that_is_no_tensor_is_refused_before_anything_is_remembered(obj
     memory = objective.init_state(N, C, D)
     with pytest.raises(ValueError, match="epoch"):
         objective(outputs, batch, 1.0, memory, objective.phase(1.0, memory))
-    torch.testing.assert_close(memory, objective.init_state(N, C, D))
+    assert_close(memory, objective.init_state(N, C, D))
 
 
 @every_objective
@@ -309,7 +309,7 @@ def test_what_stayed_on_another_device_is_named(objective):
             wrong_batch = replace(batch, **{name: getattr(batch, name).to("meta")})
         with pytest.raises(ValueError, match=rf"{name}.*meta"):
             objective(wrong_outputs, wrong_batch, torch.tensor(3.0), memory, phase)
-    torch.testing.assert_close(memory, objective.init_state(N, C, D))
+    assert_close(memory, objective.init_state(N, C, D))
 
 
 @every_objective
@@ -382,7 +382,7 @@ def test_every_loss_checks_its_batch_and_its_state(objective):
     for field, wrong in (("target", with_target(-0.25)[1]), ("batch", None), ("batch", {})):
         with pytest.raises(ValueError, match=field):
             objective(outputs, wrong, epoch, memory, phase)
-    torch.testing.assert_close(memory, objective.init_state(N, C, D))
+    assert_close(memory, objective.init_state(N, C, D))
     if memory:
         with pytest.raises(ValueError, match="state"):
             objective(outputs, batch, epoch, None, phase)

@@ -1,6 +1,7 @@
 import oracles
 import pytest
 import torch
+from torch.testing import assert_close
 
 from nearsay.batch import Batch, Outputs, one_hot
 from nearsay.losses.cross_entropy import CrossEntropy, cross_entropy
@@ -23,7 +24,7 @@ def test_it_agrees_with_the_scalar_loop(smoothing):
     logits, targets = random_rows()
     expected = oracles.cross_entropy(logits.tolist(), targets.tolist(), smoothing)
     rows = cross_entropy(logits, targets, smoothing=smoothing)
-    torch.testing.assert_close(rows, torch.tensor(expected, dtype=torch.float64), **EXACT)
+    assert_close(rows, torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
@@ -38,7 +39,7 @@ def test_without_smoothing_it_is_what_torch_computes_from_class_numbers():
     logits, _ = random_rows()
     labels = torch.tensor([0, 4, 2, 2, 1, 3, 0])
     expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    torch.testing.assert_close(cross_entropy(logits, one_hot(labels, 5)), expected)
+    assert_close(cross_entropy(logits, one_hot(labels, 5)), expected)
 
 
 def test_the_objective_is_the_mean_over_labels():
@@ -49,7 +50,7 @@ def test_the_objective_is_the_mean_over_labels():
     loss = CrossEntropy(smoothing=0.2)(
         Outputs(logits, logits), batch, torch.tensor(0.0), {}, "cross_entropy"
     )
-    torch.testing.assert_close(loss.total, torch.tensor(expected, dtype=torch.float64), **EXACT)
+    assert_close(loss.total, torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
 def test_class_numbers_in_place_of_targets_are_refused():

@@ -3,6 +3,7 @@ import math
 import oracles
 import pytest
 import torch
+from torch.testing import assert_close
 
 from nearsay.batch import Batch, Outputs
 from nearsay.losses.cross_entropy import cross_entropy
@@ -29,12 +30,8 @@ def test_it_agrees_with_the_scalar_loop_over_the_definition(num_views, label_wei
     logits, targets = random_views(num_views)
     supervised, consistency = oracles.gjs(logits.tolist(), targets.tolist(), label_weight)
     parts = gjs(logits, targets, label_weight=label_weight)
-    torch.testing.assert_close(
-        parts.supervised, torch.tensor(supervised, dtype=torch.float64), **EXACT
-    )
-    torch.testing.assert_close(
-        parts.consistency, torch.tensor(consistency, dtype=torch.float64), **EXACT
-    )
+    assert_close(parts.supervised, torch.tensor(supervised, dtype=torch.float64), **EXACT)
+    assert_close(parts.consistency, torch.tensor(consistency, dtype=torch.float64), **EXACT)
 
 
 @pytest.mark.parametrize("num_views", [1, 2, 3])
@@ -51,14 +48,14 @@ def test_label_and_views_that_nowhere_overlap_reach_the_bound():
     parts = gjs(logits, target, label_weight=0.4)
     scale = -0.6 * math.log(0.6)
     bound = torch.special.entr(torch.tensor([[0.4, 0.3, 0.3]], dtype=torch.float64)).sum(dim=1)
-    torch.testing.assert_close((parts.supervised + parts.consistency) * scale, bound)
+    assert_close((parts.supervised + parts.consistency) * scale, bound)
 
 
 def test_equal_views_are_consistent_and_count_as_one():
     logits, targets = random_views(1)
     three, one = gjs(logits.expand(3, -1, -1), targets), gjs(logits, targets)
-    torch.testing.assert_close(three.consistency, torch.zeros_like(three.consistency))
-    torch.testing.assert_close(three.supervised, one.supervised)
+    assert_close(three.consistency, torch.zeros_like(three.consistency))
+    assert_close(three.supervised, one.supervised)
     assert (one.consistency == 0).all()
 
 
@@ -79,8 +76,8 @@ def test_with_a_small_label_weight_it_tends_to_cross_entropy():
 def test_a_target_counts_by_its_weight_in_the_supervised_part_alone():
     logits, targets = random_views(2)
     whole, half = gjs(logits, targets), gjs(logits, 0.5 * targets)
-    torch.testing.assert_close(half.supervised, 0.5 * whole.supervised)
-    torch.testing.assert_close(half.consistency, whole.consistency)
+    assert_close(half.supervised, 0.5 * whole.supervised)
+    assert_close(half.consistency, whole.consistency)
     assert whole.supervised[3] == 0
     assert whole.consistency[3] > 0
 
@@ -92,9 +89,8 @@ def test_extreme_logits_have_finite_values_and_gradients(size):
         [[-1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, -1.0, 0.0]],
     )
     logits = (size * torch.tensor(views)).requires_grad_()
-    targets = torch.tensor(
-        [[0.0, 0.0, 1.0], [0.2, 0.0, 0.8], [0.0, 0.0, 1.0]]
-    )  # nobody believes in class 1 of the last
+    # Nobody believes in class 1 of the last.
+    targets = torch.tensor([[0.0, 0.0, 1.0], [0.2, 0.0, 0.8], [0.0, 0.0, 1.0]])
     parts = gjs(logits, targets)
     (gradient,) = torch.autograd.grad(parts.supervised.sum() + parts.consistency.sum(), logits)
     assert torch.isfinite(torch.stack(parts)).all()
@@ -114,7 +110,7 @@ def test_the_objective_finds_the_views_below_each_other_and_takes_the_first_targ
     loss = GJS(label_weight=0.2)(outputs, batch, torch.tensor(0.0), {}, "gjs")
     supervised, consistency = oracles.gjs(logits.tolist(), targets.tolist(), 0.2)
     expected = oracles.weighted_mean(supervised, targets.sum(dim=1).tolist()) + sum(consistency) / 6
-    torch.testing.assert_close(loss.total, torch.tensor(expected, dtype=torch.float64), **EXACT)
+    assert_close(loss.total, torch.tensor(expected, dtype=torch.float64), **EXACT)
     assert loss.terms["consistency"] > 0
 
 
@@ -156,4 +152,4 @@ def test_targets_are_not_looked_at_under_vmap():
     logits = torch.randn(5, 2, 3, 4, generator=torch.Generator().manual_seed(0))
     targets = torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(1)).softmax(dim=2)
     mapped = torch.func.vmap(lambda one, other: gjs(one, other).supervised)(logits, targets)
-    torch.testing.assert_close(mapped[2], gjs(logits[2], targets[2]).supervised)
+    assert_close(mapped[2], gjs(logits[2], targets[2]).supervised)

@@ -27,9 +27,8 @@ def test_a_queue_keeps_the_latest_rows_and_forgets_the_oldest():
     assert_close(memory["features"][:2], rows(3, 2).features[1:])
     assert_close(memory["logits"][2], rows(3, 0).logits[2])
     assert int(memory["cursor"]) == 2
-    assert {
-        name: tensor.data_ptr() for name, tensor in memory.items()
-    } == pointers  # written in place
+    # Written in place.
+    assert {name: tensor.data_ptr() for name, tensor in memory.items()} == pointers
 
 
 def test_a_bank_of_examples_keeps_the_latest_row_of_each():

@@ -209,23 +209,12 @@ def test_the_term_begins_exactly_at_start_epoch():
     assert "ncr" not in call(objective, logits, features, batch, 1.0).terms
 
 
-def test_an_unlabeled_row_has_no_supervised_term_but_is_a_neighbor_and_consistent():
-    logits, features = rows()
-    labels = torch.arange(13) % 4
-    labels[::2] = -1
-    some = batch_of(logits, labels)
-    total = call(NCR(alpha=0.5, k=3), logits, features, some).total
-    supervised = torch.nn.functional.cross_entropy(logits[1::2], labels[1::2])
-    assert_close(total, 0.5 * supervised + 0.5 * ncr(logits, features, k=3))
-
-
 def test_a_second_view_is_not_a_neighbor():
     logits, features = rows(12)
     indices = torch.arange(6).repeat(2)
     batch = batch_of(logits, indices=indices, views=2)
-    features = torch.cat(
-        [features[:6], 0.99 * features[:6]]
-    )  # the views would be each other's nearest
+    # The views would be each other's nearest.
+    features = torch.cat([features[:6], 0.99 * features[:6]])
     total = call(NCR(alpha=1.0, k=2), logits, features, batch).total
     separate = ncr(logits, features, indices, k=2)
     assert_close(total, separate)
@@ -340,10 +329,7 @@ def test_batches_of_odd_shapes_are_refused_by_every_objective():
     for wrong, words in (
         (replace(batch, indices=batch.indices[:, None]), "indices"),
         (replace(batch, teacher=Outputs(features, logits[:1])), "teacher"),
-        (
-            replace(batch, mix=Mix(batch.indices, batch.indices, torch.ones(1))),
-            "mix",
-        ),
+        (replace(batch, mix=Mix(batch.indices, batch.indices, torch.ones(1))), "mix"),
         (replace(batch, targets=[[1.0]]), "targets"),
     ):
         for objective in (*BASES, NCR()):
