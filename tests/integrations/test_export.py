@@ -5,12 +5,12 @@ import json
 import re
 import shutil
 import sys
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from integrations.conftest import FEATURES, IMAGES, library, needs_onnx, trained
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -20,34 +20,7 @@ from nearsay.config import apply_overrides, call_recipe
 from nearsay.errors import RunError
 from nearsay.integrations import export
 from nearsay.integrations.export import export_run, predict_onnx, read_onnx_classes
-from nearsay.training.loop import train
 from nearsay.training.predict import open_trained, predict_run
-
-QUICK = ["epochs=0.1", "schedule.warmup=0"]
-FEATURES = ["data.num_train=60", "data.num_test=40", "batch_size=20", "backbone.hidden=16", *QUICK]
-IMAGES = ["backbone.width=4", "batch_size=32", "data.test_share=0.95", *QUICK]
-
-
-def trained(folder, recipe, overrides):
-    call = apply_overrides(call_recipe(recipe, []), overrides)
-    train(call.experiment, folder, origin=call.origin)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def features_run(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("runs") / "toy", "toy", FEATURES)
-
-
-@pytest.fixture(scope="module")
-def images_run(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("runs") / "digits", "digits", IMAGES)
-
-
-@pytest.fixture(scope="module")
-def pair_run(tmp_path_factory):
-    overrides = [*FEATURES, "averaging=0.9", "networks=2"]
-    return trained(tmp_path_factory.mktemp("runs") / "pair", "toy", overrides)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,32 +28,6 @@ class Hidden:
     """A noise that knows where a file lies."""
 
     path: str
-
-
-def imported(name):
-    """The library, or no test; what it warns of while it is imported is its own business."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip(name)
-
-
-def needs_onnx():
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        imported(name)
-
-
-@pytest.fixture(scope="module")
-def onnx_of(tmp_path_factory):
-    """The ONNX file of a run, made once."""
-    needs_onnx()
-    made = {}
-
-    def of(run):
-        if run not in made:
-            made[run] = export_run(run, tmp_path_factory.mktemp("onnx"), format="onnx")
-        return made[run]
-
-    return of
 
 
 def some_features(num=5):
@@ -265,19 +212,19 @@ def test_paths_of_the_machine_are_not_published(features_run, tmp_path, monkeypa
 
 
 def test_a_network_of_timm_is_written_by_the_names_of_timm(tmp_path, monkeypatch):
-    timm = imported("timm")
+    timm = library("timm")
     call = apply_overrides(call_recipe("digits", []), [*IMAGES])
     backbone = export.Timm(name="test_resnet")
     experiment = replace(call.experiment, backbone=backbone, image_size=32)
     network = backbone.build(10, num_inputs=3).eval()
     labels = Labels(torch.zeros(1, dtype=torch.int64), None, tuple("0123456789"))
-    trained = export.Trained([network], experiment, labels, {"recipe": "digits", "num_inputs": 3})
-    monkeypatch.setattr(export, "open_trained", lambda folder: trained)
+    timmed = export.Trained([network], experiment, labels, {"recipe": "digits", "num_inputs": 3})
+    monkeypatch.setattr(export, "open_trained", lambda folder: timmed)
     export_run(tmp_path / "run", tmp_path / "out")
-    found = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     images = torch.rand(2, 3, 32, 32)
-    assert_close(found(images), network(images).logits)
-    assert found.pretrained_cfg["mean"] == [0.5, 0.5, 0.5]
+    assert_close(model(images), network(images).logits)
+    assert model.pretrained_cfg["mean"] == [0.5, 0.5, 0.5]
     assert "library_name: timm" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from integrations.conftest import trained
 from PIL import Image
 
 from nearsay import cli, config
 from nearsay.doors.audit import audit_run
 from nearsay.errors import RunError
 from nearsay.integrations.label_tools import hand_over, labeling_interface, read_label_studio
-from nearsay.training.loop import train
 from nearsay.training.run_folder import read_labels
 
 HOSTILE = [
@@ -32,13 +32,6 @@ HOSTILE = [
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 NUM = 42  # six of each class
 WRONG = (0, 9)  # examples that are predicted to be of the class after theirs
-
-
-def trained(folder, recipe, arguments, overrides=()):
-    call = config.apply_overrides(
-        config.call_recipe(recipe, arguments), [*overrides, "machine.device=cpu"]
-    )
-    return train(call.experiment, folder, origin=call.origin)
 
 
 def foretell(run, num, num_classes):
@@ -70,8 +63,8 @@ def photos(tmp_path_factory):
         place.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), (9 * number, 0, 99)).save(place / f"=a&b#{number:02d} %.png")
     small = ["size=16", "weights=none", "epochs=1", "batch_size=8", "method=standard", "held_out=0"]
-    overrides = ["machine.workers=0", "backbone.width=4"]
-    trained(root / "run", "folder", [f"path={root / 'images'}", *small], overrides)
+    overrides = ["machine.workers=0", "backbone.width=4", "machine.device=cpu"]
+    trained(root / "run", "folder", overrides, [f"path={root / 'images'}", *small])
     foretell(root / "run", NUM, 7)
     return root
 
@@ -83,14 +76,6 @@ def handed(photos):
     done = hand_over(photos / "run", found, ["cleanlab", "fiftyone", "label-studio"])
     assert done.root == photos / "images"
     return photos / "run"
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A run on images in arrays."""
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    trained(folder, "digits", ["epochs=0.1", "method=standard"], ["data.test_share=0.9"])
-    return folder
 
 
 # Spreadsheets
@@ -172,12 +157,12 @@ def test_fiftyone_gets_samples_by_absolute_path_with_declared_fields(handed, pho
     assert first["prediction"]["confidence"] > 0.5 > first["label_quality"]
 
 
-def test_images_of_arrays_are_written_for_fiftyone_and_put_into_tasks(digits):
-    found = audit_run(digits, device="cpu")
-    assert hand_over(digits, found, ["fiftyone", "label-studio"]).root is None
-    samples = json.loads((digits / "audit-fiftyone.json").read_text("utf-8"))["samples"]
+def test_images_of_arrays_are_written_for_fiftyone_and_put_into_tasks(images_run):
+    found = audit_run(images_run, device="cpu")
+    assert hand_over(images_run, found, ["fiftyone", "label-studio"]).root is None
+    samples = json.loads((images_run / "audit-fiftyone.json").read_text("utf-8"))["samples"]
     pixels = (
-        config.from_origin(json.loads((digits / "experiment.json").read_text()))
+        config.from_origin(json.loads((images_run / "experiment.json").read_text()))
         .experiment.data.open("train")
         .inputs
     )
@@ -186,7 +171,7 @@ def test_images_of_arrays_are_written_for_fiftyone_and_put_into_tasks(digits):
             assert np.array_equal(
                 np.asarray(image).reshape(8, 8, -1), pixels[number].permute(1, 2, 0).numpy()
             )
-    task = json.loads((digits / "audit-label-studio.json").read_text("utf-8"))[0]
+    task = json.loads((images_run / "audit-label-studio.json").read_text("utf-8"))[0]
     kind, _, code = task["data"]["image"].partition(",")
     assert kind == "data:image/png;base64"
     with Image.open(io.BytesIO(base64.b64decode(code, validate=True))) as image:

@@ -1,6 +1,5 @@
 """NCRClassifier keeps the contract of scikit-learn, resists wrong labels and finds them."""
 
-import pickle
 import re
 
 import numpy as np
@@ -18,12 +17,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from nearsay.batch import Outputs
 from nearsay.integrations.sklearn import NCRClassifier, _even_size, _label_quality, _merged, _Table
 from nearsay.label_issues import audit
-from nearsay.losses import ELR, NCR, CrossEntropy
+from nearsay.losses import CrossEntropy
 
 FAST = {"hidden": (16,), "epochs": 4, "learning_rate": 0.03, "random_state": 0}
 
 
-@parametrize_with_checks([NCRClassifier((32,), epochs=8, learning_rate=0.03, random_state=0)])
+@parametrize_with_checks([NCRClassifier((32,), epochs=6, learning_rate=0.03, random_state=0)])
 def test_scikit_learn_is_content(estimator, check):
     check(estimator)
 
@@ -174,27 +173,6 @@ def test_it_serves_in_a_pipeline_under_grid_search():
     search.fit(rows, given, ncrclassifier__sample_weight=np.ones(len(rows)))
     assert search.best_score_ > 0.6
     assert len(search.cv_results_["params"]) == 4
-
-
-def test_clones_and_pickles_say_the_same():
-    rows, given, _ = blobs()
-    model = NCRClassifier(**FAST, objective=NCR(alpha=0.5, k=3, base=ELR())).fit(rows, given)
-    expected = model.predict_proba(rows)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(rows), expected)
-    np.testing.assert_array_equal(clone(model).fit(rows, given).predict_proba(rows), expected)
-
-
-def test_tables_of_pandas_keep_their_names():
-    pandas = pytest.importorskip("pandas")
-    rows, given, _ = blobs()
-    table = pandas.DataFrame(rows, columns=list("abcde"), index=np.arange(len(rows))[::-1])
-    model = NCRClassifier(**FAST).fit(table, pandas.Series(given, dtype="category"))
-    assert model.feature_names_in_.tolist() == list("abcde")
-    np.testing.assert_array_equal(
-        model.predict(table), NCRClassifier(**FAST).fit(rows, given).predict(rows)
-    )
-    with pytest.raises(ValueError, match="feature names"):
-        model.predict(table[list("edcba")])
 
 
 @pytest.mark.parametrize(
