@@ -66,6 +66,18 @@ def test_padding_unlabeled_rows_and_rows_alone_are_not_asked():
     assert not opinion.agrees[[2, 4, 5]].any()
 
 
+@pytest.mark.parametrize("content", [torch.nan, torch.inf])
+def test_what_padding_holds_is_not_heard(content):
+    outputs, batch = case(indices=[0, 1, 2, 3, -1, 5])
+    # Everybody is a neighbor, so that nobody stands in some places.
+    expected = ask_neighbors(outputs, batch, None)
+    for rows in (*outputs, batch.targets):
+        rows[4] = content
+    opinion = ask_neighbors(outputs, batch, None)
+    for name, found, wished in zip(opinion._fields, opinion, expected, strict=True):
+        torch.testing.assert_close(found[batch.is_real], wished[batch.is_real], msg=name)
+
+
 def test_agreement_is_counted_in_the_row_of_its_epoch():
     table = torch.zeros(NUM_EPOCHS, 2, dtype=torch.float64)
     opinion = ask_neighbors(*case(), 1)
