@@ -127,14 +127,6 @@ def test_the_scale_of_features_does_not_matter(scale):
     assert_close(propagate_labels(scale * row_scales * features, labels, 3, k=3, **EXACT), scores)
 
 
-def test_soft_targets_equal_the_labels_they_spell():
-    features, labels, targets = example()
-    assert_close(
-        propagate_labels(features, targets, k=3, **EXACT),
-        propagate_labels(features, labels, 3, k=3, **EXACT),
-    )
-
-
 def test_an_isolated_example_keeps_its_own_label():
     # The last two have no positive similarity.
     opposed = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [0.0, 0.0]])
@@ -142,10 +134,6 @@ def test_an_isolated_example_keeps_its_own_label():
     assert_close(scores[2:], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), rtol=0, atol=0)
     assert (scores[:2, 0] > 0).all()
     assert (scores[:2, 1:] == 0).all()
-
-
-def test_one_example_alone_keeps_its_label():
-    assert propagate_labels(torch.ones(1, 2), torch.tensor([1])).tolist() == [[0.0, 1.0]]
 
 
 def test_unlabeled_duplicates_share_scores_and_never_name_themselves():

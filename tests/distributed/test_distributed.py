@@ -293,36 +293,17 @@ def pair():
 
 
 def test_processes_meet_where_the_environment_says_and_part_again():
+    averaged = (torch.arange(24.0).view(2, 3, 2, 2) + 0.5).tolist()
     for rank, seen in enumerate(pair()):
         assert (seen["launched"], seen["rank"]) == (rank, rank)
         assert (seen["before"], seen["during"], seen["after"]) == (1, 2, 1)
         # Who has joined already is only passed through.
         assert seen["joined twice"] == "RuntimeError"
-
-
-def test_no_thread_of_the_group_is_left_that_could_abort_a_process_at_its_end():
-    for seen in pair():
-        assert seen["threads"] == []
-
-
-def test_averages_are_the_mean_of_all_processes_in_the_shape_of_each_tensor():
-    for seen in pair():
-        assert seen["averaged"] == [
-            [1.5, 7.5],
-            2.0,
-            (torch.arange(24.0).view(2, 3, 2, 2) + 0.5).tolist(),
-        ]
-
-
-def test_what_is_broadcast_is_that_of_the_first_process():
-    for seen in pair():
-        averaged = torch.arange(24.0).view(2, 3, 2, 2) + 0.5
-        assert seen["broadcast"] == [[7, 8], 0.5, averaged.tolist()]
-
-
-def test_a_text_of_the_first_process_reaches_all_even_if_it_is_empty():
-    for seen in pair():
+        assert seen["averaged"] == [[1.5, 7.5], 2.0, averaged]
+        assert seen["broadcast"] == [[7, 8], 0.5, averaged]
         assert seen["shared"] == ["nächste 0", ""]
+        # No thread of the group is left that could abort the process at its end.
+        assert seen["threads"] == []
 
 
 def test_a_process_learns_that_another_one_has_gone():

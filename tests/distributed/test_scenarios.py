@@ -10,7 +10,7 @@ from distributed.group import in_groups, results
 from distributed.scenarios import SCENARIOS, make_batch, sizes, train
 
 every_scenario = pytest.mark.parametrize("name", SCENARIOS)
-with_neighbors = pytest.mark.parametrize("name", [n for n in SCENARIOS if n.startswith("NCR")])
+with_neighbors = pytest.mark.parametrize("name", [n for n in SCENARIOS if "NCR" in n][::3])
 
 
 @cache
