@@ -28,7 +28,7 @@ def build(timm, name="test_byobnet", seed=0, **choices):
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_loss_is_that_of_the_functions(timm, for_timm, name):
     # Whose statistics would move in training.
-    network, data = (build(timm, name).eval(), noisy_digits(0))
+    network, data = build(timm, name).eval(), noisy_digits(0)
     images, labels = data.images[:40], data.labels[:40]
     features = network.forward_head(network.forward_features(images), pre_logits=True)
     logits = network.forward_head(network.forward_features(images))

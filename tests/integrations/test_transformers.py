@@ -54,28 +54,17 @@ def text_rows(num=24):
     return [{"input_ids": row, "attention_mask": mask, "labels": int(row[0]) % 4} for row in words]
 
 
-def make_trainer(
-    for_transformers,
-    model,
-    rows,
-    tmp_path,
-    *,
-    objective=OBJECTIVE,
-    trainer=None,
-    more=None,
-    **choices,
-):
+def make_trainer(for_transformers, model, rows, folder, *, objective=OBJECTIVE, more=(), **choices):
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True,
+        output_dir=str(folder), report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True,
         **{
             "per_device_train_batch_size": 100, "learning_rate": 3e-3,
             "lr_scheduler_type": "constant", **choices,
         },
     )  # fmt: skip
-    own = {"objective": objective} if trainer is None else {}
-    return (trainer or for_transformers.NCRTrainer)(
-        model=model, args=arguments, train_dataset=rows, **own, **(more or {})
+    return for_transformers.NCRTrainer(
+        model=model, args=arguments, train_dataset=rows, objective=objective, **dict(more)
     )
 
 
@@ -85,7 +74,7 @@ def functional_loss(logits, features, labels, indices=None):
 
 def test_the_loss_of_images_is_that_of_the_functions(transformers, for_transformers, tmp_path):
     # Whose statistics would move in training.
-    model, data = (image_network(transformers).eval(), noisy_digits(0))
+    model, data = image_network(transformers).eval(), noisy_digits(0)
     trainer = make_trainer(for_transformers, model, image_rows(data, 50), tmp_path)
     images, labels, indices = data.images[:50], data.labels[:50], torch.arange(50) // 2
     features = model.resnet(images).pooler_output.flatten(1)
