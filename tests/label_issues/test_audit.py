@@ -292,6 +292,13 @@ def test_without_a_view_scores_below_one_half_are_rejected():
     assert audit([0, 1] * 10, dynamics=dynamics).noise_rate.estimate == pytest.approx(4 / 20)
 
 
+def test_silent_views_do_not_count_as_agreement():
+    probabilities = torch.tensor([[0.1, 0.9]] * 3 + [[0.9, 0.1]] * 7 + [[0.5, 0.5]] * 10)
+    dynamics = {"confidence": [0.9] * 20, "margin": [2.0] * 20}
+    rate = audit([0] * 20, probabilities=probabilities, dynamics=dynamics).noise_rate
+    assert rate.estimate == pytest.approx(3 / 10)
+
+
 def test_the_interval_of_probabilities_alone_contains_confident_learning():
     probabilities = torch.tensor(
         [[1.0, 0, 0]] * 10 + [[0.55, 0.45, 0]] * 10 + [[0.3, 0.4, 0.3]] * 20
