@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from nearsay import neighbors
 from nearsay.label_propagation import propagate_labels
@@ -70,8 +71,8 @@ def blobs(n: int, separation: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 3, generator=generator) + separation * torch.eye(3)[classes], classes
 
 
-@pytest.mark.parametrize("mu", [1e-3, 0.02, 0.5, 7.0])
-@pytest.mark.parametrize("k", [1, 3, 13, 100])
+@pytest.mark.parametrize("mu", [1e-3, 0.5])
+@pytest.mark.parametrize("k", [1, 3, 100])
 def test_it_solves_the_dense_system(k, mu):
     features, labels, targets = example()
     weights = torch.tensor(graph_of(features, k), dtype=torch.float64)
@@ -84,10 +85,10 @@ def test_it_solves_the_dense_system(k, mu):
     )
     scores = propagate_labels(features, labels, 3, k=k, mu=mu, **EXACT)
     # Atol: scores are of order 1.
-    torch.testing.assert_close(scores, expected, rtol=1e-8, atol=1e-10)
+    assert_close(scores, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("mu", [0.02, 0.5])
+@pytest.mark.parametrize("mu", [0.02])
 def test_the_gradient_of_the_objective_vanishes_at_the_result(mu):
     features, labels, targets = example()
     weights = graph_of(features, 3)
@@ -100,45 +101,6 @@ def test_the_gradient_of_the_objective_vanishes_at_the_result(mu):
             below = objective(scores - nudge, targets, weights, mu)
             # Central differences are exact for a quadratic.
             assert abs(above - below) / 2e-3 < 1e-10
-
-
-@pytest.mark.parametrize("size", [1e-3, 1.0])
-def test_any_other_scores_have_a_larger_objective(size):
-    features, labels, targets = example()
-    weights = graph_of(features, 3)
-    scores = propagate_labels(features, labels, 3, k=3, mu=0.1, **EXACT)
-    least = objective(scores, targets, weights, 0.1)
-    for seed in range(20):
-        change = size * torch.randn(
-            scores.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
-        assert objective(scores + change, targets, weights, 0.1) > least
-
-
-def test_a_very_large_mu_returns_the_given_labels():
-    features, labels, targets = example()
-    torch.testing.assert_close(
-        propagate_labels(features, labels, 3, mu=1e9), targets, rtol=0, atol=1e-8
-    )
-
-
-def test_a_smaller_mu_moves_scores_further_from_the_given_labels():
-    features, labels, targets = example()
-    distances = [
-        (propagate_labels(features, labels, 3, k=5, mu=mu) - targets).norm().item()
-        for mu in (10.0, 1.0, 0.1, 0.01)
-    ]
-    assert distances == sorted(distances)
-    assert distances[-1] > 2 * distances[0]
-
-
-def test_one_label_per_cluster_reaches_the_whole_cluster():
-    features, classes = blobs(300, separation=12.0)
-    labels = torch.full((300,), -1)
-    labels[:3] = classes[:3]
-    scores = propagate_labels(features, labels, k=10)
-    assert scores.shape == (300, 3)
-    assert torch.equal(scores.argmax(dim=1), classes)
 
 
 def test_labels_follow_two_moons_where_the_nearest_label_misleads():
@@ -157,116 +119,37 @@ def test_labels_follow_two_moons_where_the_nearest_label_misleads():
     assert torch.equal(propagate_labels(features, labels, k=5).argmax(dim=1), truth)
 
 
-def test_wrong_labels_in_a_cluster_are_outvoted():
-    features, classes = blobs(600, separation=8.0)
-    generator = torch.Generator().manual_seed(1)
-    is_wrong = torch.randperm(600, generator=generator) < 240
-    given = torch.where(
-        is_wrong, (classes + torch.randint(1, 3, (600,), generator=generator)) % 3, classes
-    )
-    assert (given == classes).float().mean() == pytest.approx(0.6)
-    propagated = propagate_labels(features, given).argmax(dim=1)
-    assert (propagated == classes).float().mean() >= 0.95
-
-
-def test_the_order_of_examples_does_not_matter():
-    features, labels, _ = example(40)
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
-    scores = propagate_labels(features, labels, 3, k=4, **EXACT)
-    torch.testing.assert_close(
-        propagate_labels(features[order], labels[order], 3, k=4, **EXACT), scores[order]
-    )
-
-
-def test_renaming_classes_renames_the_columns():
-    features, labels, _ = example(40)
-    scores = propagate_labels(features, labels, 3, k=4, **EXACT)
-    # The last entry serves −1.
-    renamed = torch.tensor([2, 0, 1, -1])[labels]
-    torch.testing.assert_close(
-        propagate_labels(features, renamed, 3, k=4, **EXACT)[:, [2, 0, 1]], scores
-    )
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e-5, 1e300])
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
 def test_the_scale_of_features_does_not_matter(scale):
     features, labels, _ = example()
     row_scales = torch.linspace(0.1, 7.0, len(features), dtype=torch.float64)[:, None]
     scores = propagate_labels(features, labels, 3, k=3, **EXACT)
-    torch.testing.assert_close(
-        propagate_labels(scale * row_scales * features, labels, 3, k=3, **EXACT), scores
-    )
-
-
-def test_soft_targets_equal_the_labels_they_spell():
-    features, labels, targets = example()
-    torch.testing.assert_close(
-        propagate_labels(features, targets, k=3, **EXACT),
-        propagate_labels(features, labels, 3, k=3, **EXACT),
-    )
-
-
-def test_scores_are_linear_in_soft_targets():
-    features, _, targets = example()
-    soft = torch.rand(
-        targets.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64
-    )
-    torch.testing.assert_close(
-        propagate_labels(features, 0.3 * targets + 2 * soft, k=3, **EXACT),
-        0.3 * propagate_labels(features, targets, k=3, **EXACT)
-        + 2 * propagate_labels(features, soft, k=3, **EXACT),
-    )
+    assert_close(propagate_labels(scale * row_scales * features, labels, 3, k=3, **EXACT), scores)
 
 
 def test_an_isolated_example_keeps_its_own_label():
     # The last two have no positive similarity.
     opposed = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [0.0, 0.0]])
     scores = propagate_labels(opposed, torch.tensor([0, -1, 1, 2]))
-    torch.testing.assert_close(
-        scores[2:], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), rtol=0, atol=0
-    )
+    assert_close(scores[2:], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), rtol=0, atol=0)
     assert (scores[:2, 0] > 0).all()
     assert (scores[:2, 1:] == 0).all()
-
-
-def test_a_row_that_no_label_reaches_is_zero():
-    features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, -0.1], [0.0, 0.0]])
-    scores = propagate_labels(features, torch.tensor([0, -1, -1, -1, -1]))
-    assert (scores[:2] > 0).all()
-    assert (scores[2:] == 0).all()
-
-
-def test_one_example_alone_keeps_its_label():
-    assert propagate_labels(torch.ones(1, 2), torch.tensor([1])).tolist() == [[0.0, 1.0]]
-
-
-def test_a_class_without_labels_gets_a_column_of_zeros():
-    features, labels, _ = example()
-    scores = propagate_labels(features, labels, 5, k=3)
-    assert scores.shape == (14, 5)
-    assert (scores[:, 3:] == 0).all()
 
 
 def test_unlabeled_duplicates_share_scores_and_never_name_themselves():
     features = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(6, 1)
     scores = propagate_labels(features, torch.tensor([0, 0, 1, -1, -1, -1]), k=5, **EXACT)
-    torch.testing.assert_close(scores[3], scores[4])
-    torch.testing.assert_close(scores[3], scores[5])
+    assert_close(scores[3], scores[4])
+    assert_close(scores[3], scores[5])
     # Six equal points: S is 1/5 off the diagonal, so every class keeps its mass, and the
     # unlabeled points follow the majority.
-    torch.testing.assert_close(scores.sum(dim=0), torch.tensor([2.0, 1.0], dtype=torch.float64))
+    assert_close(scores.sum(dim=0), torch.tensor([2.0, 1.0], dtype=torch.float64))
     assert (scores[:, 0] > scores[:, 1]).all()
     alpha = 2 / 2.02
     own, other = (1 - alpha) * (1 - alpha * 4 / 5), (1 - alpha) * alpha / 5
     determinant = (1 - alpha) * (1 + alpha / 5)
-    torch.testing.assert_close(scores[2, 1], torch.tensor(own / determinant, dtype=torch.float64))
-    torch.testing.assert_close(scores[3, 1], torch.tensor(other / determinant, dtype=torch.float64))
-
-
-def test_more_duplicates_than_neighbors_is_finite():
-    features = torch.ones(30, 3)
-    scores = propagate_labels(features, torch.arange(30) % 2, k=2)
-    assert scores.isfinite().all()
+    assert_close(scores[2, 1], torch.tensor(own / determinant, dtype=torch.float64))
+    assert_close(scores[3, 1], torch.tensor(other / determinant, dtype=torch.float64))
 
 
 def test_scores_are_never_negative_even_when_the_solver_stops_early():
@@ -287,17 +170,16 @@ def test_float32_agrees_with_float64():
     assert single.dtype == torch.float32
     assert double.dtype == torch.float64
     # The relative error is that of the input times the condition of the system, about 200.
-    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=2e-5)
+    assert_close(single.double(), double, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bit_features_are_computed_in_float32(dtype):
+def test_sixteen_bit_features_are_computed_in_float32():
     features, classes = blobs(100, separation=3.0)
     # The squares of these overflow float16.
-    rounded = (1e3 * features).to(dtype)
+    rounded = (1e3 * features).half()
     scores = propagate_labels(rounded, classes, k=10)
     assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores, propagate_labels(rounded.float(), classes, k=10))
+    assert_close(scores, propagate_labels(rounded.float(), classes, k=10))
 
 
 def test_searching_in_chunks_changes_nothing(monkeypatch):
@@ -305,7 +187,7 @@ def test_searching_in_chunks_changes_nothing(monkeypatch):
     whole = propagate_labels(features, labels, 3, k=4, **EXACT)
     # The last chunk has one row.
     monkeypatch.setitem(neighbors.CHUNK_ROWS, "cpu", 7)
-    torch.testing.assert_close(propagate_labels(features, labels, 3, k=4, **EXACT), whole)
+    assert_close(propagate_labels(features, labels, 3, k=4, **EXACT), whole)
 
 
 def test_no_gradient_is_recorded_and_inputs_stay_as_they_are():
@@ -345,7 +227,7 @@ def test_scores_of_a_solver_that_stops_early_are_as_large_as_the_labels():
             scores = propagate_labels(features, labels, k=5, max_iterations=num)
         with pytest.warns(UserWarning, match=f"max_iterations={num}"):
             larger = propagate_labels(features, labels * scales, k=5, max_iterations=num)
-        torch.testing.assert_close(larger, scores * scales)
+        assert_close(larger, scores * scales)
 
 
 FEATURES = torch.eye(4)
@@ -357,42 +239,20 @@ LABELS = torch.tensor([0, 1, -1, 1])
     [
         ((FEATURES, LABELS), {"k": 0}, "k"),
         ((FEATURES, LABELS), {"mu": 0.0}, "mu"),
-        ((FEATURES, LABELS), {"mu": math.nan}, "mu"),
-        ((FEATURES, LABELS), {"mu": math.inf}, "mu"),
-        ((FEATURES, LABELS), {"tolerance": 0.0}, "tolerance"),
         ((FEATURES, LABELS), {"tolerance": 1}, "tolerance"),
-        ((FEATURES, LABELS), {"tolerance": "x"}, "tolerance"),
         ((FEATURES, LABELS), {"max_iterations": 0}, "max_iterations"),
-        ((FEATURES, LABELS), {"max_iterations": 1.5}, "max_iterations"),
         ((FEATURES.long(), LABELS), {}, "features"),
-        ((FEATURES[0], LABELS), {}, "features"),
         ((FEATURES[:0], LABELS[:0]), {}, "features"),
         ((FEATURES / FEATURES[1], LABELS), {}, "features .*row 0"),
-        ((FEATURES, LABELS[:3]), {}, "labels"),
         ((FEATURES, LABELS, 1), {}, "labels"),
         ((FEATURES, LABELS - 1), {}, "labels"),
         ((FEATURES, LABELS.float()), {}, "labels"),
-        ((FEATURES, LABELS[:, None]), {}, "labels"),
         ((FEATURES, torch.full((4,), -1)), {}, "labels"),
-        ((FEATURES, torch.full((4,), -1), 3), {}, "labels"),
-        ((FEATURES, torch.zeros(4, 2)), {}, "labels"),
         ((FEATURES, 1 - 3 * FEATURES.flip(0)), {}, r"labels .*-2\.0"),
         ((FEATURES, FEATURES * math.nan), {}, "labels .*nan"),
-        ((FEATURES, FEATURES.masked_fill(FEATURES == 1, math.inf)), {}, "labels .*inf"),
         ((FEATURES, FEATURES, 3), {}, "num_classes"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(arguments, choices, field):
     with pytest.raises(ValueError, match=rf"^{field}"):
         propagate_labels(*arguments, **choices)
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e30])
-def test_the_size_of_soft_labels_is_the_size_of_the_scores(size):
-    drawn = torch.Generator().manual_seed(0)
-    features, labels = torch.rand(30, 4, generator=drawn), torch.rand(30, 3, generator=drawn)
-    # Squares of these vanish or overflow in float32.
-    scores = propagate_labels(features, size * labels, k=5)
-    torch.testing.assert_close(
-        scores / size, propagate_labels(features, labels, k=5), rtol=1e-4, atol=0
-    )

@@ -70,7 +70,7 @@ def predictions_of(features, indices=None):
 # Accuracy
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("k", [1, 3, 9])
 def test_top_k_ranks_equals_by_class_number(k):
     logits, labels = random_case()
     hits = [
@@ -79,14 +79,6 @@ def test_top_k_ranks_equals_by_class_number(k):
     ]
     assert top_k_accuracy(logits, labels, k=k) == pytest.approx(sum(hits) / len(hits))
     assert len(hits) < len(labels)
-
-
-def test_accuracy_is_about_the_first_largest_logit():
-    logits, labels = random_case()
-    hits = [row.index(max(row)) == label for row, label in rows_of(logits, labels)]
-    assert accuracy(logits, labels) == pytest.approx(sum(hits) / len(hits))
-    assert accuracy(logits, labels) == top_k_accuracy(logits, labels, k=1)
-    assert accuracy(logits.bfloat16(), labels.int()) == accuracy(logits, labels)
 
 
 def test_confusion_has_labels_in_rows():
@@ -259,15 +251,6 @@ def test_detection_skips_rows_without_a_score_and_knows_the_extremes():
     assert average_precision(torch.zeros(6), is_wrong) == 0.5
 
 
-def test_detection_of_many_is_exact():
-    generator = torch.Generator().manual_seed(0)
-    is_wrong = torch.rand(200_000, generator=generator) < 0.3
-    scores = (torch.rand(200_000, generator=generator) + 0.3 * ~is_wrong).mul(1000).round()
-    auroc, precision = roc_auc_score(is_wrong, -scores), average_precision_score(is_wrong, -scores)
-    assert detection_auroc(scores, is_wrong) == pytest.approx(auroc, abs=1e-12)
-    assert average_precision(scores, is_wrong) == pytest.approx(precision, abs=1e-12)
-
-
 # Neighbors
 
 
@@ -323,15 +306,6 @@ def test_an_example_does_not_vote_for_itself():
     assert knn_accuracy(predictions_of(features.bfloat16()), labels, train, labels, k=3) == 1
 
 
-def test_votes_weigh_as_much_as_they_are_alike():
-    train = predictions_of(torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 1.1]]))
-    asked = predictions_of(torch.tensor([[1.0, 0.02]]))
-    votes = torch.tensor([0, 1, 1])
-    # .72 + .69 against 1.
-    assert knn_accuracy(train, votes, asked, torch.tensor([1]), k=3) == 1
-    assert knn_accuracy(train, votes, asked, torch.tensor([0]), k=2) == 1
-
-
 def test_similarities_of_pairs_by_label_and_correctness():
     # Three orthogonal or opposite directions: every kind of pair has its own similarity.
     features = torch.tensor(
@@ -369,15 +343,6 @@ def test_pairs_depend_on_the_seed_alone(monkeypatch):
     )
 
 
-def test_similarities_of_half_precision_features_are_computed_in_single_precision():
-    features = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
-    labels = Labels(torch.arange(50) % 4, None, CLASSES)
-    counts = similarity_histogram(features, labels, bins=200, num_pairs=2000).counts
-    assert torch.equal(
-        counts, similarity_histogram(features.float(), labels, bins=200, num_pairs=2000).counts
-    )
-
-
 def test_pairs_are_drawn_evenly_within_a_label():
     features = torch.tensor([[math.cos(t), math.sin(t)] for t in (0, 0.3, 1.0, 1.9)])
     labels = Labels(torch.tensor([1, 1, 1, 1]), None, CLASSES)
@@ -402,22 +367,6 @@ def test_labels_are_brought_into_the_order_of_the_rows():
         aligned(Labels(labels.given, None, CLASSES), predictions_of(torch.zeros(1, 2))).clean
         is None
     )
-
-
-def test_the_defaults_are_five_guesses_fifteen_bins_ten_neighbors_and_many_pairs():
-    logits, labels = random_case(num_classes=9, num=200)
-    assert top_k_accuracy(logits, labels) == top_k_accuracy(logits, labels, k=5)
-    assert calibration_error(logits, labels) == calibration_error(logits, labels, bins=15)
-    cosines = torch.tensor([1.0] * 4 + [0.95] * 5 + [0.9, 0.85])
-    train = predictions_of(torch.stack([cosines, (1 - cosines.square()).sqrt()], dim=1))
-    query = predictions_of(torch.tensor([[1.0, 0.0]]))
-    # With nine or eleven neighbors, the other class wins.
-    votes = torch.tensor([1] * 4 + [0] * 5 + [1, 0])
-    assert knn_accuracy(train, votes, query, torch.tensor([1])) == 1
-    labels = Labels(torch.tensor([0, 1]), None, CLASSES)
-    edges, counts = similarity_histogram(torch.ones(2, 1), labels)
-    assert len(edges) == 51
-    assert abs(counts.sum() / 100_000 - 0.5) < 4 * math.sqrt(0.25 / 100_000)
 
 
 @pytest.mark.parametrize("num", [0, 3])
@@ -459,26 +408,15 @@ NAN = (torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), torch.tensor([0, 0]))
     ("call", "field"),
     [
         (lambda: accuracy(ONE[0], torch.tensor([2])), "given"),
-        (lambda: accuracy(ONE[0], torch.tensor([-2])), "given"),
-        (lambda: accuracy(ONE[0], torch.tensor([0.0])), "given"),
         (lambda: accuracy(ONE[0], torch.tensor([0, 1])), "logits"),
-        (lambda: accuracy(torch.zeros(1, 0), ONE[1]), "logits"),
-        (lambda: accuracy(torch.zeros(1, 2).long(), ONE[1]), "logits"),
         (lambda: nll(*NAN), "logits .*row 1"),
-        (lambda: confidence(torch.tensor([[math.inf, 0.0]]), ONE[1]), "logits .*row 0"),
         (lambda: brier(torch.full((1, 2), -math.inf), ONE[1]), "logits .*row 0"),
         (lambda: top_k_accuracy(*ONE, k=0), "k"),
-        (lambda: calibration_error(*ONE, bins=0), "bins"),
         (lambda: memorization(ONE[0], UNKNOWN), "clean"),
-        (lambda: memorization(ONE[0], Labels(torch.tensor([3]), ONE[1], CLASSES)), "given"),
         (lambda: noise_rate(UNKNOWN), "clean"),
         (lambda: detection_auroc(torch.zeros(2), torch.tensor([True])), "scores"),
-        (lambda: average_precision(torch.zeros(1), torch.tensor([1])), "is_wrong"),
         (lambda: knn_accuracy(predictions_of(torch.ones(2, 2)), ONE[1], None, ONE[1]), "labels"),
-        (lambda: knn_accuracy(predictions_of(torch.ones(1, 2)), ONE[1], None, ONE[1], k=0), "k"),
         (lambda: similarity_histogram(torch.ones(2, 2), UNKNOWN), "features"),
-        (lambda: similarity_histogram(torch.ones(1, 2), UNKNOWN, bins=0), "bins"),
-        (lambda: aligned(UNKNOWN, predictions_of(torch.ones(3, 2))), "predictions"),
         (lambda: aligned(UNKNOWN, predictions_of(torch.ones(1, 2), ONE[1] - 2)), "predictions"),
     ],
 )

@@ -37,15 +37,15 @@ def call_all(rank: int) -> dict[str, Tensor]:
     for name, collective in (("gather", distributed.gather), ("others", distributed.others)):
         own = rows_of(rank).requires_grad_()
         seen[name] = collective(own)
-        cost = (
-            prices_of(rank, len(seen[name])) * seen[name] ** 2
-        ).sum() + 0 * own.sum()  # 0 if there is no gradient
+        # 0 if there is no gradient.
+        cost = (prices_of(rank, len(seen[name])) * seen[name] ** 2).sum() + 0 * own.sum()
         (seen[f"gradient of {name}"],) = torch.autograd.grad(cost, own)
         seen[f"{name} of integers"] = collective(torch.arange(NUM_ROWS) + 10 * rank)
     own = rows_of(rank).requires_grad_()
+    # Strides of 0.
     (seen["gradient of a plain sum"],) = torch.autograd.grad(
         distributed.gather(own).sum() + 0 * own.sum(), own
-    )  # strides of 0
+    )
     seen["second gradient of gather is refused"] = torch.tensor(
         _refuses_to_differentiate_twice(rank)
     )

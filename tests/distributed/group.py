@@ -49,18 +49,10 @@ def _run(num_processes: int) -> list[dict[str, dict[str, Tensor]]] | str:
 
 
 def _start(folder: Path, rank: int, num_processes: int) -> subprocess.Popen:
+    words = ["-m", "distributed.worker", str(folder), str(rank), str(num_processes)]
     with (folder / f"{rank}.output").open("w") as output:
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "error",
-                "-m",
-                "distributed.worker",
-                str(folder),
-                str(rank),
-                str(num_processes),
-            ],
+            [sys.executable, "-W", "error", *words],
             cwd=TESTS,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=output,
@@ -72,9 +64,8 @@ def _wait(folder: Path, processes: list[subprocess.Popen]) -> None:
     """Until all have left their results, one has failed, or patience ends."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        ended = [
-            process.poll() is not None for process in processes
-        ]  # asked first: a result comes before the end
+        # Asked first: a result comes before the end.
+        ended = [process.poll() is not None for process in processes]
         done = [(folder / f"{rank}.pt").exists() for rank in range(len(processes))]
         if all(done) or any(e and not d for e, d in zip(ended, done, strict=True)):
             return

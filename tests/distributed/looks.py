@@ -13,11 +13,8 @@ from nearsay.models import MLP
 from nearsay.training.predict import Pass, Predicted
 
 CPU = torch.device("cpu")
-NUM_ROWS = (
-    2500,
-    1025,
-    900,
-)  # three batches, two and one: for some groups there are fewer than processes
+# Three batches, two and one: for some groups there are fewer than processes.
+NUM_ROWS = (2500, 1025, 900)
 NUM_FILES, BAD = 7, (0, 6)  # files are large, so that each is a batch
 
 

@@ -1,18 +1,13 @@
 """BatchNorm over two processes equals BatchNorm over one, in outputs, gradients and averages."""
 
-import os
-import subprocess
-import sys
-import tempfile
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from distributed import group
-from distributed.norm_worker import (
+from distributed.norms import (
     CASES,
     NETWORKS,
     make_inputs,
@@ -30,49 +25,7 @@ every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
 def results(name):
-    ranks = _run()
-    if isinstance(ranks, str):
-        pytest.fail(ranks, pytrace=False)
-    return [rank[name] for rank in ranks]
-
-
-@cache
-def _run():
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        processes = [_start(folder, rank) for rank in range(NUM_PROCESSES)]
-        try:
-            group._wait(folder, processes)
-        finally:
-            group._stop(processes)
-        files = [folder / f"{rank}.pt" for rank in range(NUM_PROCESSES)]
-        if all(file.exists() for file in files):
-            return [torch.load(file, weights_only=True) for file in files]
-        said = sorted(folder.glob("*.error")) or sorted(folder.glob("*.output"))
-        return "\n".join(
-            ["the group did not finish:", *(file.read_text()[-3000:] for file in said)]
-        )
-
-
-def _start(folder, rank):
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "distributed.norm_worker",
-        folder,
-        rank,
-        NUM_PROCESSES,
-    ]
-    with (folder / f"{rank}.output").open("w") as output:
-        return subprocess.Popen(
-            [*map(str, command)],
-            cwd=group.TESTS,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    return group.results(NUM_PROCESSES, f"norm {name}")
 
 
 @cache

@@ -3,12 +3,14 @@
 import gc
 import sys
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed
 
+from distributed import norms, wrapped
 from distributed.collectives import call_all
 from distributed.looks import look_all
 from distributed.scenarios import SCENARIOS, train
@@ -24,6 +26,13 @@ def main(folder: Path, rank: int, num_ranks: int) -> None:
     doing = "the collectives"
     try:
         results = {"collectives": call_all(rank)}
+        if num_ranks == 2:
+            doing = "the norms"
+            results |= norms.run_all(rank, num_ranks)
+            doing = "the wrappers of torch"
+            with warnings.catch_warnings():  # of torch, whose own wrappers these are
+                warnings.simplefilter("ignore")
+                results["wrapped"] = wrapped.step(rank, num_ranks)
         doing = "the looks"
         results["looks"] = look_all(folder, rank)
         for doing, scenario in SCENARIOS.items():

@@ -1,6 +1,7 @@
 """What only a CUDA device shows: same bits, same values, no waiting, captured steps."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,16 +92,10 @@ def test_random_numbers_have_the_same_bits():
 def test_mixup_is_the_same():
     for views in (1, 2):
         batch, _, _ = case()
-        batch = Batch(
-            inputs=batch.inputs, targets=batch.targets, indices=batch.indices, views=views
-        )
+        batch = replace(batch, views=views)
         there = Mixup(alpha=0.4)(batch, seed=1, epoch=torch.tensor(3, device="cuda"))
-        here = Batch(
-            inputs=batch.inputs.cpu(),
-            targets=batch.targets.cpu(),
-            indices=batch.indices.cpu(),
-            views=views,
-        )
+        moved = {name: getattr(batch, name).cpu() for name in ("inputs", "targets", "indices")}
+        here = replace(batch, **moved)
         here = Mixup(alpha=0.4)(here, seed=1, epoch=3)
         assert torch.equal(there.mix.partners.cpu(), here.mix.partners)
         assert_close(there.mix.weight.cpu(), here.mix.weight)
@@ -149,15 +144,15 @@ def test_float32_agrees_with_float64_on_the_cpu(size, k, variant):
     for device, dtype, kind in (("cpu", torch.float64, "fast"), ("cuda", torch.float32, "fast")):
         moved = [leaf.to(device, dtype).requires_grad_() for leaf in leaves]
         pool = (*moved[2:], indices[num_rows:].to(device)) if num_pool else None
-        given = {
-            "k": k,
-            "variant": variant,
-            "reduction": "none",
-            "implementation": kind,
-            "pool": pool,
-        }
+        given = {"k": k, "variant": variant, "implementation": kind, "pool": pool}
         who = indices[:num_rows].to(device)
-        loss = ncr(*moved[:2], who, partners=partners.to(device) if num_pool else None, **given)
+        loss = ncr(
+            *moved[:2],
+            who,
+            partners=partners.to(device) if num_pool else None,
+            reduction="none",
+            **given,
+        )
         results.append(
             [loss, *torch.autograd.grad((loss * upstream.to(device, dtype)).sum(), moved)]
         )
@@ -269,9 +264,8 @@ def test_a_step_equals_the_cpus_and_never_waits(objective):
         }
         stage = objective.phase(1.0, memory)
         epoch = torch.tensor(1.0, device=device)
-        step(
-            objective, batch, weights, memory, stage, epoch
-        )  # tables and handles are made by the first call
+        # Tables and handles are made by the first call.
+        step(objective, batch, weights, memory, stage, epoch)
         with no_waiting() if device == "cuda" else contextlib.nullcontext():
             result = step(objective, batch, weights, memory, stage, epoch)
         results.append([*result, *memory.values()])
@@ -297,11 +291,8 @@ def test_a_captured_step_replays_as_it_runs(objective):
     for name, tensor in memory.items():
         tensor.copy_(start[name])
     by_hand = {name: tensor.clone() for name, tensor in start.items()}
-    for value in (
-        1.0,
-        2.0,
-        3.0,
-    ):  # another epoch means other partners and weights, without another capture
+    # Another epoch means other partners and weights, without another capture.
+    for value in (1.0, 2.0, 3.0):
         epoch.fill_(value)
         graph.replay()
         expected = step(objective, batch, weights, by_hand, stage, epoch.clone())

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from integrations.conftest import trained
 from PIL import Image
 
 from nearsay import cli, config
 from nearsay.doors.audit import audit_run
 from nearsay.errors import RunError
 from nearsay.integrations.label_tools import hand_over, labeling_interface, read_label_studio
-from nearsay.training.loop import train
 from nearsay.training.run_folder import read_labels
 
 HOSTILE = [
@@ -32,13 +32,6 @@ HOSTILE = [
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 NUM = 42  # six of each class
 WRONG = (0, 9)  # examples that are predicted to be of the class after theirs
-
-
-def trained(folder, recipe, arguments, overrides=()):
-    call = config.apply_overrides(
-        config.call_recipe(recipe, arguments), [*overrides, "machine.device=cpu"]
-    )
-    return train(call.experiment, folder, origin=call.origin)
 
 
 def foretell(run, num, num_classes):
@@ -70,8 +63,8 @@ def photos(tmp_path_factory):
         place.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), (9 * number, 0, 99)).save(place / f"=a&b#{number:02d} %.png")
     small = ["size=16", "weights=none", "epochs=1", "batch_size=8", "method=standard", "held_out=0"]
-    overrides = ["machine.workers=0", "backbone.width=4"]
-    trained(root / "run", "folder", [f"path={root / 'images'}", *small], overrides)
+    overrides = ["machine.workers=0", "backbone.width=4", "machine.device=cpu"]
+    trained(root / "run", "folder", overrides, [f"path={root / 'images'}", *small])
     foretell(root / "run", NUM, 7)
     return root
 
@@ -83,14 +76,6 @@ def handed(photos):
     done = hand_over(photos / "run", found, ["cleanlab", "fiftyone", "label-studio"])
     assert done.root == photos / "images"
     return photos / "run"
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A run on images in arrays."""
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    trained(folder, "digits", ["epochs=0.1", "method=standard"], ["data.test_share=0.9"])
-    return folder
 
 
 # Spreadsheets
@@ -113,14 +98,6 @@ def test_no_cell_of_the_spreadsheet_is_a_formula_and_the_plain_table_is_raw(hand
     assert changed == {
         (name, sign) for name in ("path", "given_label", "predicted_label") for sign in FORMULAS
     }
-
-
-def test_neighbors_hold_hostile_labels_inside_of_json(handed):
-    found = [
-        row["neighbors"] for row in cells_of(handed / "audit-spreadsheet.csv") if row["neighbors"]
-    ]
-    assert all(cell.startswith("[") for cell in found)
-    assert {label for cell in found for _, label, _ in json.loads(cell)} == set(HOSTILE)
 
 
 # cleanlab
@@ -180,12 +157,12 @@ def test_fiftyone_gets_samples_by_absolute_path_with_declared_fields(handed, pho
     assert first["prediction"]["confidence"] > 0.5 > first["label_quality"]
 
 
-def test_images_of_arrays_are_written_for_fiftyone_and_put_into_tasks(digits):
-    found = audit_run(digits, device="cpu")
-    assert hand_over(digits, found, ["fiftyone", "label-studio"]).root is None
-    samples = json.loads((digits / "audit-fiftyone.json").read_text("utf-8"))["samples"]
+def test_images_of_arrays_are_written_for_fiftyone_and_put_into_tasks(images_run):
+    found = audit_run(images_run, device="cpu")
+    assert hand_over(images_run, found, ["fiftyone", "label-studio"]).root is None
+    samples = json.loads((images_run / "audit-fiftyone.json").read_text("utf-8"))["samples"]
     pixels = (
-        config.from_origin(json.loads((digits / "experiment.json").read_text()))
+        config.from_origin(json.loads((images_run / "experiment.json").read_text()))
         .experiment.data.open("train")
         .inputs
     )
@@ -194,7 +171,7 @@ def test_images_of_arrays_are_written_for_fiftyone_and_put_into_tasks(digits):
             assert np.array_equal(
                 np.asarray(image).reshape(8, 8, -1), pixels[number].permute(1, 2, 0).numpy()
             )
-    task = json.loads((digits / "audit-label-studio.json").read_text("utf-8"))[0]
+    task = json.loads((images_run / "audit-label-studio.json").read_text("utf-8"))[0]
     kind, _, code = task["data"]["image"].partition(",")
     assert kind == "data:image/png;base64"
     with Image.open(io.BytesIO(base64.b64decode(code, validate=True))) as image:
@@ -210,13 +187,8 @@ def test_the_labeling_interface_holds_every_class_as_it_is(handed):
     assert [choice.get("value") for choice in page.iter("Choice")] == list(
         read_labels(handed).classes
     )
-    assert {element.tag for element in page.iter()} == {
-        "View",
-        "Header",
-        "Image",
-        "Choices",
-        "Choice",
-    }
+    tags = {element.tag for element in page.iter()}
+    assert tags == {"View", "Header", "Image", "Choices", "Choice"}
 
 
 def test_what_xml_cannot_hold_is_replaced_and_must_stay_distinct():
@@ -237,18 +209,14 @@ def test_issues_become_tasks_the_most_suspicious_first(handed, photos):
         address = urlsplit(task["data"]["image"])
         assert (address.scheme, address.path) == ("", "/data/local-files/")
         [below] = parse_qs(address.query, strict_parsing=True)["d"]
-        assert (
-            photos / below
-        ).is_file()  # the document root is beside the data, as the storage must be below it
+        # The document root is beside the data, as the storage must be below it.
+        assert (photos / below).is_file()
         assert below.startswith(f"images/{labels.classes[number]}")
         assert task["data"]["given_label"] == labels.classes[number]
         [prediction] = task["predictions"]
         [result] = prediction["result"]
-        assert (result["from_name"], result["to_name"], result["type"]) == (
-            "label",
-            "image",
-            "choices",
-        )
+        named = (result["from_name"], result["to_name"], result["type"])
+        assert named == ("label", "image", "choices")
         assert result["value"]["choices"] == [labels.classes[(number + 1) % 7]]
         assert prediction["score"] > 0.5
 
@@ -265,18 +233,12 @@ def test_answers_of_label_studio_have_the_last_word(handed, tmp_path, capsys):
     first, second = sorted(tasks, key=lambda task: task["data"]["index"])
     classes = read_labels(handed).classes
     old, new = (
-        {
-            "result": answer(first, classes[n])["annotations"][0]["result"],
-            "updated_at": f"2026-0{n}",
-        }
-        for n in (4, 5)
+        answer(first, classes[n], updated_at=f"2026-0{n}")["annotations"][0] for n in (4, 5)
     )
     export = [{**first, "annotations": [new, old]}, answer(second, classes[0], was_cancelled=True)]
     (tmp_path / "export.json").write_text(json.dumps(export), "utf-8")
-    assert (
-        cli.main(["clean", str(handed), "--corrections", str(tmp_path / "export.json"), "--json"])
-        == 0
-    )
+    words = ["clean", str(handed), "--corrections", str(tmp_path / "export.json"), "--json"]
+    assert cli.main(words) == 0
     done = json.loads(capsys.readouterr().out)
     with np.load(handed / "cleaned.npz") as cleaned:
         given = cleaned["given"].tolist()
@@ -299,11 +261,8 @@ def test_the_short_export_and_unanswered_tasks_are_read_too(handed, tmp_path):
     ("content", "named"),
     [
         ("nothing", r"export\.json"),
-        ("{}", r"export\.json"),
         ("[3]", "task 1.*'3'"),
         ('[{"data": {"index": 99}, "annotations": []}]', "index.*99"),
-        ('[{"data": {}, "annotations": []}]', "index.*None"),
-        ('[{"index": true, "label": "x"}]', "index.*True"),
         ('[{"index": 1, "label": "zebra"}]', "label.*'zebra'"),
     ],
 )
@@ -316,12 +275,7 @@ def test_a_wrong_export_is_refused_by_what_is_wrong_with_it(handed, tmp_path, co
 
 @pytest.mark.parametrize(
     "annotations",
-    [
-        "5",
-        '"text"',
-        '[{"result": 7}]',
-        '[{"result": [{"type": "choices", "value": {"choices": 3}}]}]',
-    ],
+    ["5", '[{"result": 7}]', '[{"result": [{"type": "choices", "value": {"choices": 3}}]}]'],
 )
 def test_answers_of_another_shape_are_none(handed, tmp_path, annotations):
     (tmp_path / "export.json").write_text(
@@ -334,12 +288,8 @@ def test_answers_of_another_shape_are_none(handed, tmp_path, annotations):
 
 
 def test_the_same_run_is_handed_over_in_the_same_bytes(handed, capsys):
-    names = [
-        "audit-cleanlab.npz",
-        "audit-fiftyone.json",
-        "audit-label-studio.json",
-        "audit-label-studio.xml",
-    ]
+    ends = ("cleanlab.npz", "fiftyone.json", "label-studio.json", "label-studio.xml")
+    names = [f"audit-{end}" for end in ends]
     before = [(handed / name).read_bytes() for name in names]
     words = [word for tool in ("label-studio", "cleanlab", "fiftyone") for word in ("--for", tool)]
     assert cli.main(["audit", str(handed), "--k", "4", *words]) == 0
@@ -347,29 +297,6 @@ def test_the_same_run_is_handed_over_in_the_same_bytes(handed, capsys):
     assert all(f"Wrote {handed / name}" in said for name in names)
     assert f"LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is {handed.parent}\n" in said
     assert [(handed / name).read_bytes() for name in names] == before
-
-
-def test_an_unknown_tool_is_refused_with_those_there_are(handed, capsys):
-    assert cli.main(["audit", str(handed), "--for", "paint"]) == 2
-    said = capsys.readouterr().err
-    assert "'paint'" in said
-    assert all(tool in said for tool in ("cleanlab", "fiftyone", "label-studio"))
-
-
-def test_features_are_no_images_but_good_enough_for_cleanlab(tmp_path):
-    trained(
-        tmp_path / "toy",
-        "toy",
-        ["epochs=0.2"],
-        ["data.num_train=60", "data.num_test=20", "batch_size=20"],
-    )
-    found = audit_run(tmp_path / "toy", k=3, device="cpu")
-    with pytest.raises(ValueError, match="features"):
-        hand_over(tmp_path / "toy", found, ["fiftyone"])
-    assert not (tmp_path / "toy" / "audit-fiftyone.json").exists()
-    assert [path.name for path in hand_over(tmp_path / "toy", found, ["cleanlab"]).files] == [
-        "audit-cleanlab.npz"
-    ]
 
 
 def test_images_that_are_gone_are_told_of(photos, handed):

@@ -11,12 +11,11 @@ import pytest
 import torch
 from label_issues.helpers import NAN, blobs, generator, noisy
 from sklearn.datasets import load_digits
+from torch.testing import assert_close
 
 from nearsay import metrics, neighbors
-from nearsay.batch import Labels
 from nearsay.label_issues import audit, inputs, noise_rate, scores
 from nearsay.label_propagation import propagate_over_graph
-from nearsay.noise import PairFlip
 
 # The name of the module is that of a function too.
 audit_module = importlib.import_module("nearsay.label_issues.audit")
@@ -39,34 +38,21 @@ def sure_of(labels, logit):
 def test_the_margin_compares_the_label_with_the_best_other_class():
     beliefs = torch.tensor([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.0, 0.0, 0.0]])
     result = audit_module.belief_margin(beliefs, torch.tensor([0, 2, -1, 1]))
-    torch.testing.assert_close(result, torch.tensor([0.75, 0.2, NAN, NAN]), equal_nan=True)
+    assert_close(result, torch.tensor([0.75, 0.2, NAN, NAN]), equal_nan=True)
 
 
 def test_training_is_the_mean_of_confidence_and_of_the_logistic_of_the_margin():
     result = audit([0, 1, 0], dynamics={"confidence": [0.9, 0.2, 0.6], "margin": [2.0, -1.0, 0.0]})
     expected = (torch.tensor([0.9, 0.2, 0.6]) + torch.tensor([2.0, -1.0, 0.0]).sigmoid()) / 2
-    torch.testing.assert_close(result.scores, expected)
-    torch.testing.assert_close(result.parts["training"], expected)
+    assert_close(result.scores, expected)
+    assert_close(result.parts["training"], expected)
 
 
 def test_the_score_is_the_mean_of_training_and_of_the_views():
     probabilities = [[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]]
     dynamics = {"confidence": [0.5, 0.5, 0.5], "margin": [0.0, 0.0, 0.0], "count": [3, 3, 0]}
     result = audit([0, 1, 0], probabilities=probabilities, dynamics=dynamics)
-    torch.testing.assert_close(result.scores, torch.tensor([(0.8 + 0.5) / 2, (0.4 + 0.5) / 2, 0.1]))
-
-
-def test_the_views_are_averaged_first():
-    features, _, given = blobs(60)
-    features[7] = 0
-    probabilities = torch.rand(60, 3, generator=generator(1)).softmax(dim=1)
-    result = audit(given, probabilities=probabilities, features=features)
-    assert set(result.parts) == {"probabilities", "neighbors", "propagation"}
-    # A view that knows nothing is left out of the mean.
-    assert result.parts["neighbors"].isnan().nonzero().tolist() == [[7]]
-    torch.testing.assert_close(
-        result.scores, torch.stack(list(result.parts.values())).nanmean(dim=0)
-    )
+    assert_close(result.scores, torch.tensor([(0.8 + 0.5) / 2, (0.4 + 0.5) / 2, 0.1]))
 
 
 def test_an_audit_searches_once_and_propagates_over_the_result(monkeypatch):
@@ -106,16 +92,6 @@ def test_unusual_examples_have_a_low_ood_score():
     assert metrics.detection_auroc(result.ood_scores, is_noise) > 0.95
 
 
-def test_without_features_the_ood_score_is_the_largest_probability():
-    result = audit([0, 1], probabilities=[[0.9, 0.1], [0.45, 0.55]])
-    torch.testing.assert_close(result.ood_scores, torch.tensor([0.9, 0.55]))
-    # As near to a distribution as must be.
-    rounded = audit([0, 1], probabilities=[[1.005, 0.0], [0.4, 0.6]])
-    torch.testing.assert_close(rounded.ood_scores, torch.tensor([1.0, 0.6]))
-    assert result.evidence is None
-    assert result.duplicate_groups is None
-
-
 # Noise rate
 
 
@@ -135,8 +111,8 @@ def test_the_interval_allows_for_classes_that_overlap(rate):
     assert result.noise_rate.low <= wrong.double().mean() <= result.noise_rate.high
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1, 3])
-@pytest.mark.parametrize("rate", [0.0, 0.05, 0.2, 0.4])
+@pytest.mark.parametrize("temperature", [0.3, 3])
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.4])
 def test_the_interval_of_probabilities_alone_contains_the_truth(rate, temperature):
     clean = torch.arange(1000) % 10
     # The classifier is right for 51, 80 and 99 %.
@@ -148,7 +124,7 @@ def test_the_interval_of_probabilities_alone_contains_the_truth(rate, temperatur
         assert low <= (given != clean).double().mean() <= high
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
 def test_the_noise_rate_of_digits_is_estimated_from_their_pixels(rate):
     pixels, truth = load_digits(return_X_y=True)
     clean = torch.from_numpy(truth).long()
@@ -219,17 +195,6 @@ def test_the_lower_group_has_no_vote_if_training_or_a_view_rejects_it():
     assert audit_module._is_trusted(scores, labels, agreed, None).all()
     assert torch.equal(audit_module._is_trusted(scores, labels, refused, None), is_upper)
     assert torch.equal(audit_module._is_trusted(scores, labels, agreed, scores), is_upper)
-
-
-def test_a_class_that_is_learned_later_is_not_wrong():
-    labels = torch.arange(300) % 3
-    features = torch.eye(3)[labels] + 0.02 * torch.randn(300, 3, generator=generator())
-    margins = torch.tensor([9.0, 5.0, 4.0])[labels] + 0.4 * torch.randn(300, generator=generator(1))
-    shown = dynamics_of(margins, torch.tensor([0.99, 0.9, 0.88])[labels])
-    result = audit(labels, dynamics=shown, probabilities=sure_of(labels, 8), features=features)
-    assert noise_rate.otsu_cut(margins).explained > noise_rate.IS_SPLIT
-    assert not result.is_issue.any()
-    assert result.noise_rate.estimate == 0
 
 
 def test_groups_that_are_half_classes_and_that_no_view_rejects_are_not_wrong():
@@ -319,7 +284,7 @@ def test_the_rate_of_an_untrained_network_is_that_of_its_neighbors():
 def test_a_view_rejects_a_label_if_it_believes_more_in_another_class():
     view = torch.tensor([[0.2, 0.8], [0.8, 0.2], [0.0, 0.0], [0.5, 0.5], [0.2, 0.8], [0.9, 0.1]])
     result = audit_module._rejects(view, torch.tensor([0, 0, 1, 0, -1, 1]))
-    torch.testing.assert_close(result, torch.tensor([1, 0, NAN, 0, NAN, 1]), equal_nan=True)
+    assert_close(result, torch.tensor([1, 0, NAN, 0, NAN, 1]), equal_nan=True)
 
 
 def test_without_a_view_scores_below_one_half_are_rejected():
@@ -330,9 +295,8 @@ def test_without_a_view_scores_below_one_half_are_rejected():
 def test_silent_views_do_not_count_as_agreement():
     probabilities = torch.tensor([[0.1, 0.9]] * 3 + [[0.9, 0.1]] * 7 + [[0.5, 0.5]] * 10)
     dynamics = {"confidence": [0.9] * 20, "margin": [2.0] * 20}
-    assert audit(
-        [0] * 20, probabilities=probabilities, dynamics=dynamics
-    ).noise_rate.estimate == pytest.approx(3 / 10)
+    rate = audit([0] * 20, probabilities=probabilities, dynamics=dynamics).noise_rate
+    assert rate.estimate == pytest.approx(3 / 10)
 
 
 def test_the_interval_of_probabilities_alone_contains_confident_learning():
@@ -375,19 +339,6 @@ def test_untrained_labels_are_not_a_group():
     assert result.noise_rate.high < 0.01
 
 
-def test_unsure_probabilities_of_clean_labels_are_not_noise():
-    drawn = generator()
-    clean = torch.randint(0, 4, (2000,), generator=drawn)
-    own = 0.9 + 0.1 * torch.rand(2000, generator=drawn)
-    # These form a group, but the label is still the likeliest class.
-    own[:300] = 0.55
-    others = ((1 - own) / 3)[:, None].expand(2000, 4)
-    result = audit(clean, probabilities=others.scatter(1, clean[:, None], own[:, None]))
-    assert noise_rate.otsu_cut(result.scores).explained > noise_rate.IS_SPLIT
-    assert result.noise_rate.estimate == 0
-    assert not result.is_issue.any()
-
-
 def test_labels_without_a_score_count_neither_as_right_nor_as_wrong():
     features, _, given = blobs()
     is_known = torch.arange(300) % 5 < 3
@@ -396,7 +347,7 @@ def test_labels_without_a_score_count_neither_as_right_nor_as_wrong():
     estimate, low, high = alone.noise_rate
     assert 0.2 < estimate < 0.4
     assert result.noise_rate == pytest.approx((estimate, 0.6 * low, 0.6 * high + 0.4))
-    torch.testing.assert_close(result.noise_matrix, alone.noise_matrix)
+    assert_close(result.noise_matrix, alone.noise_matrix)
     assert torch.equal(result.is_issue[is_known], alone.is_issue)
     assert not result.is_issue[~is_known].any()
     assert result.right[~is_known].tolist() == pytest.approx([1 - estimate] * 120)
@@ -411,7 +362,7 @@ def test_views_are_combined_by_a_geometric_mean_that_excludes_no_class():
     second = torch.tensor([[0.2, 0.8], [0.3, 0.7], [0.0, 0.0]])
     # A tenth for two classes.
     wanted = torch.tensor([[0.2**0.5, (0.05 * 0.8) ** 0.5], [0.3, 0.7], [1.0, 1.0]]).double()
-    torch.testing.assert_close(audit_module._geometric_mean([first, second]), wanted)
+    assert_close(audit_module._geometric_mean([first, second]), wanted)
 
 
 def test_a_suggestion_weighs_the_label_against_the_other_classes():
@@ -433,28 +384,6 @@ def test_without_a_view_a_label_stays_if_it_is_as_likely_right_as_wrong():
     result = audit_module._likeliest_of_all(read, audit_module._Views({}, {}), p_wrong)
     assert result.labels.tolist() == [1, -1, 0, -1]
     assert result.probabilities.tolist() == pytest.approx([0.6, NAN, 0.5, NAN], nan_ok=True)
-
-
-def test_flipped_pairs_are_in_the_noise_matrix():
-    pixels, truth = load_digits(return_X_y=True)
-    clean = torch.from_numpy(truth).long()
-    given = PairFlip(rate=0.3, seed=2)(Labels(clean, clean, tuple("0123456789"))).given
-    result = audit(given, features=pixels)
-    true_matrix = noise_rate.noise_matrix(given, clean, 10)
-    assert (result.noise_matrix - true_matrix).abs().mean() < 0.01
-    assert {(int(pair.suggested) + 1) % 10 == int(pair.given) for pair in result.confused()} == {
-        True
-    }
-
-
-def test_without_a_view_of_an_example_nothing_is_suggested():
-    features, _, given = blobs(60, noise=0.0)
-    features[:2] = 0
-    given[1] = -1
-    result = audit(given, features=features)
-    assert result.suggested.labels[:2].tolist() == [given[0].item(), -1]
-    assert result.suggested.probabilities[1].isnan()
-    assert (result.suggested.labels[2:] == given[2:]).all()
 
 
 def test_training_alone_finds_wrong_labels_but_not_right_ones():
@@ -480,9 +409,9 @@ def test_the_order_of_the_examples_does_not_matter():
     shown = {name: values[order] for name, values in shown.items()}
     other = audit(given[order], probabilities=probabilities, features=features, dynamics=shown)
     # Propagation stops at a tolerance.
-    torch.testing.assert_close(other.scores, one.scores[order], atol=1e-4, rtol=0)
+    assert_close(other.scores, one.scores[order], atol=1e-4, rtol=0)
     assert torch.equal(other.suggested.labels, one.suggested.labels[order])
-    torch.testing.assert_close(other.noise_matrix, one.noise_matrix)
+    assert_close(other.noise_matrix, one.noise_matrix)
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -496,17 +425,8 @@ def test_the_order_of_the_classes_does_not_matter_even_with_ties(is_trained):
     one = audit(given, probabilities=probabilities, **more)
     other = audit(2 - given, probabilities=probabilities.flip(1), **more)
     assert other.noise_rate == one.noise_rate
-    torch.testing.assert_close(other.right, one.right)
+    assert_close(other.right, one.right)
     assert torch.equal(other.is_issue, one.is_issue)
-
-
-def test_of_equally_likely_classes_the_label_stays():
-    for label in (0, 1):
-        result = audit([label] * 4, probabilities=[[0.5, 0.5, 0.0]] * 4, classes=["a", "b", "c"])
-        assert result.noise_rate.estimate == 0
-        assert not result.is_issue.any()
-    view, halves = torch.tensor([[0.7, 0.3], [0.3, 0.7]]), torch.full((2,), 0.5).double()
-    assert audit_module._likeliest([view], torch.tensor([1, 0]), halves).labels.tolist() == [1, 0]
 
 
 def test_flat_probabilities_say_nothing():
@@ -522,17 +442,6 @@ def test_flat_probabilities_say_nothing():
     assert audit([0] * 40, probabilities=torch.ones(40, 1)).noise_rate.estimate == 0
 
 
-def test_the_kind_of_array_does_not_matter():
-    features, _, given = blobs(60)
-    names = ["ant", "bee", "cat"]
-    texts = [names[number] for number in given.tolist()]
-    objects = np.array(given.tolist(), object)
-    expected = audit(given, features=features).scores
-    for labels in (given.tolist(), given.numpy().astype(np.uint8), objects, texts, np.array(texts)):
-        assert torch.equal(audit(labels, features=features.numpy()).scores, expected)
-    assert audit(texts, features=features).classes == tuple(names)
-
-
 def test_unlabeled_examples_have_no_score_and_no_vote_but_a_suggestion():
     features, clean, given = blobs(noise=0.1)
     labels = given.clone()
@@ -546,7 +455,7 @@ def test_unlabeled_examples_have_no_score_and_no_vote_but_a_suggestion():
     assert result.noise_rate.estimate == pytest.approx(alone.noise_rate.estimate, abs=0.01)
 
 
-@pytest.mark.parametrize(("num", "width"), [(60, 3), (60, 16), (10, 16), (2, 3)])
+@pytest.mark.parametrize(("num", "width"), [(60, 16), (2, 3)])
 def test_neighbors_say_nothing_if_all_labels_differ(num, width):
     features = np.random.default_rng(0).normal(size=(num, width))
     result = audit(np.arange(num), features=features)
@@ -575,8 +484,7 @@ def test_labels_that_all_differ_still_propagate_to_the_unlabeled():
     assert result.suggested.labels.tolist() == [0] * 20 + [1] * 20 + [2] * 20
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
-@pytest.mark.parametrize("is_seen", [False, True])
+@pytest.mark.parametrize(("noise", "is_seen"), [(0.0, False), (0.2, True)])
 def test_small_classes_keep_their_votes(noise, is_seen):
     # Most neighbors of the small classes are of other classes.
     clean = torch.repeat_interleave(torch.arange(20), torch.tensor([40] * 15 + [12] * 5))
@@ -591,7 +499,7 @@ def test_small_classes_keep_their_votes(noise, is_seen):
     assert (result.is_issue & ~is_wrong).sum() < 0.02 * len(clean)
 
 
-@pytest.mark.parametrize("lowest", [None, 1.0, -3.0])
+@pytest.mark.parametrize("lowest", [None, -3.0])
 def test_a_single_class_is_always_right(lowest):
     features, _, _ = blobs(40)
     shown = None
@@ -622,17 +530,6 @@ def test_constant_features_say_nothing():
     assert result.review_for(0.9) == 36
 
 
-@pytest.mark.parametrize("num", [1, 2, 3])
-def test_a_handful_of_examples_is_enough(num):
-    result = audit(
-        list(range(num)),
-        features=torch.eye(3)[:num] + 0.1,
-        probabilities=torch.full((num, num), 1 / num),
-    )
-    assert ((result.scores >= 0) & (result.scores <= 1)).all()
-    assert len(result.to_columns()["index"]) == num
-
-
 def test_without_labels_the_rate_is_unknown():
     result = audit([-1, -1], probabilities=[[0.9, 0.1], [0.2, 0.8]])
     assert np.isnan(result.noise_rate.estimate)
@@ -641,7 +538,7 @@ def test_without_labels_the_rate_is_unknown():
     assert result.confused() == []
 
 
-@pytest.mark.parametrize("k", [1, 31, 120])
+@pytest.mark.parametrize("k", [1, 120])
 def test_scores_are_from_0_to_1_for_any_input(k):
     features, _, given = blobs(90, noise=0.5)
     probabilities = torch.randn(90, 3, generator=generator(k)).mul(5).softmax(dim=1).half()
@@ -656,18 +553,7 @@ def test_scores_are_from_0_to_1_for_any_input(k):
 # The result
 
 
-def test_an_issue_has_a_likelier_class():
-    features, clean, given = blobs()
-    result = audit(given, features=features)
-    assert torch.equal(result.is_issue, result.suggested.labels != given)
-    assert torch.equal(result.is_issue, given != clean)
-    assert (1 - result.right).mean().item() == pytest.approx(result.noise_rate.estimate, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("recall", "wanted"),
-    [(0.5, 1), (0.8 / 1.4, 1), (0.6, 2), (1.3 / 1.4, 2), (0.95, 3), (1.0, 3), (1, 3)],
-)
+@pytest.mark.parametrize(("recall", "wanted"), [(0.5, 1), (0.8 / 1.4, 1), (0.6, 2), (1, 3)])
 def test_the_review_ends_at_the_wanted_share_of_wrong_labels(recall, wanted):
     result = audit([0, 0, 0, -1], probabilities=torch.ones(4, 1))
     # The labels are wrong with probabilities 0.8, 0.5 and 0.1.
@@ -687,7 +573,7 @@ def test_the_most_frequent_confusions_come_first():
     assert len(result.confused(99)) == 10
 
 
-@pytest.mark.parametrize("recall", [0, 1.1, -1, True, "0.9", NAN])
+@pytest.mark.parametrize("recall", [0, 1.1, NAN])
 def test_a_recall_outside_0_to_1_is_refused(recall):
     result = audit([0], probabilities=[[1.0]])
     with pytest.raises(ValueError, match="recall"):
@@ -730,12 +616,6 @@ def test_columns_of_unknown_values_are_empty():
     # The mean of the confidence and one half, with six digits.
     assert columns["label_score"][0] == 0.311728
     assert result.neighbor_recall is None
-
-
-def test_the_repr_is_one_line():
-    result = audit([0, 1, 0, -1], probabilities=[[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.5, 0.5]])
-    assert repr(result).startswith("<Audit of 3 labels in 2 classes: 1 seem wrong, noise rate 0.")
-    assert len(repr(result)) < 120
 
 
 def test_the_frame_has_a_row_for_each_example():

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_images
+from torch.testing import assert_close
 
-from nearsay import metrics
 from nearsay.label_issues import audit, duplicates, scores
 
 
@@ -80,48 +80,6 @@ def test_two_colors_of_one_gray_are_not_the_same_picture():
     assert sorted(map(tuple, duplicates.same_pictures(thumbnails).tolist())) == [(0, 4), (1, 3)]
 
 
-def test_pictures_below_16_pixels_are_not_compared():
-    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
-    assert duplicates.same_pictures(duplicates.shrink(images)).shape == (0, 2)
-
-
-def test_a_part_of_a_row_is_stretched_to_the_whole():
-    row = torch.arange(32).float()
-    torch.testing.assert_close(duplicates._part(32, 0, 32) @ row, row)
-    stretched = duplicates._part(32, 4, 28) @ row
-    torch.testing.assert_close(stretched[16], torch.tensor(4 + 28 * 16.5 / 32 - 0.5))
-
-
-def test_structure_is_blind_to_brightness_and_has_no_mean(tiles):
-    gray = tiles[:5].float().mean(dim=1).flatten(1)
-    details = gray @ duplicates._structure(32).T
-    torch.testing.assert_close(
-        (gray + 30) @ duplicates._structure(32).T, details, atol=1e-2, rtol=0
-    )
-    torch.testing.assert_close(details.mean(dim=1), torch.zeros(5), atol=1e-3, rtol=0)
-
-
-def test_fields_are_means_of_the_part_that_is_not_cut():
-    fields = duplicates._fields(3, 29)
-    torch.testing.assert_close(fields.sum(dim=1), torch.ones(8))
-    torch.testing.assert_close(
-        fields[0, :3], torch.tensor([0.0, 0.6437, 0.3563]), atol=1e-4, rtol=0
-    )
-    torch.testing.assert_close(duplicates._fields(0, 32)[0, :3], torch.tensor([2 / 3, 1 / 3, 0.0]))
-
-
-def test_the_most_alike_of_each_picture_are_compared(monkeypatch):
-    monkeypatch.setattr(duplicates, "_CANDIDATES", 1)
-    triples = torch.tensor(
-        [[0, 1, 0.93], [0, 2, 0.99], [0, 3, 0.95], [5, 4, 0.92]], dtype=torch.float64
-    )
-    assert sorted(map(tuple, duplicates._best_candidates(triples).tolist())) == [
-        (0, 2),
-        (0, 3),
-        (4, 5),
-    ]
-
-
 def test_many_cells_hide_no_pair(tiles, monkeypatch):
     images = torch.cat(
         [tiles[busy(tiles)], *(changed(tile, "crop")[None] for tile in tiles[busy(tiles)][:10])]
@@ -137,16 +95,7 @@ def test_pictures_that_come_one_by_one_give_the_same_thumbnails(tiles):
     together = duplicates.shrink(tiles[:4])
     alone = duplicates.shrink_each(image.permute(1, 2, 0).numpy() for image in tiles[:4])
     for one, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_noise_among_photographs_is_unusual(tiles):
-    noise = torch.randint(
-        0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    scores = duplicates.typicality_score(duplicates.shrink(torch.cat([tiles, noise])))
-    assert ((scores >= 0) & (scores <= 1)).all()
-    assert metrics.detection_auroc(scores, torch.arange(len(tiles) + 8) >= len(tiles)) > 0.95
+        assert_close(one, other)
 
 
 def test_an_audit_sees_duplicates_that_features_do_not_show(tiles):
@@ -165,9 +114,7 @@ def test_without_features_pictures_say_what_is_foreign_and_not_what_is_near(tile
     probabilities = torch.eye(2)[torch.arange(len(tiles)) % 2]
     found = audit(torch.arange(len(tiles)) % 2, probabilities=probabilities, images=tiles)
     assert found.evidence is None
-    torch.testing.assert_close(
-        found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles))
-    )
+    assert_close(found.ood_scores, duplicates.typicality_score(duplicates.shrink(tiles)))
     assert found.ood_scores.min() < found.ood_scores.max()
 
 
@@ -177,33 +124,19 @@ def test_short_features_are_foreign():
     features[4] *= 0.25
     found = audit([0] * 30, features=features)
     assert int(found.ood_scores.argmin()) == 4
-    torch.testing.assert_close(scores.length_score(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
+    assert_close(scores.length_score(found.evidence)[4:6], torch.tensor([0.25, 1.0]))
 
 
 @pytest.mark.parametrize(
     "images",
     [
         torch.zeros(2, 3, 32, 32),
-        torch.zeros(2, 32, 32, dtype=torch.uint8),
         torch.zeros(3, 3, 32, 32, dtype=torch.uint8),
-        torch.zeros(2, 3, 0, 32, dtype=torch.uint8),
-        "photos/",
         ["one.png", "two.png"],
         [np.zeros((3, 32, side), np.uint8) for side in (32, 16)],
-        np.array([None, None]),
-        object(),
         [Image.new("RGB", (32, 32))] * 2,
     ],
 )
 def test_images_that_do_not_fit_are_refused(images):
     with pytest.raises(ValueError, match=r"^images must"):
         audit([0, 1], features=torch.eye(2), images=images)
-
-
-@pytest.mark.parametrize("kept", [list, lambda images: images.flip(1).numpy()[:, ::-1]])
-def test_images_may_be_a_list_or_have_their_colors_turned_round(tiles, kept):
-    tiles = tiles[:12]
-    given = torch.arange(12) % 2
-    features = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-    one, other = (audit(given, features=features, images=images) for images in (tiles, kept(tiles)))
-    assert torch.equal(one.ood_scores, other.ood_scores)

@@ -131,7 +131,7 @@ def test_the_decreasing_fit_is_that_of_scikit_learn():
     assert found[7].isnan()
 
 
-@pytest.mark.parametrize("mean", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("mean", [0.1, 0.6])
 def test_values_are_raised_to_the_wanted_mean(mean):
     doubts = torch.linspace(0.05, 0.95, 50).double()
     found = noise_rate.raised_to_mean(doubts, mean)
@@ -143,16 +143,6 @@ def test_values_are_raised_to_the_wanted_mean(mean):
     assert found[:-1].mean().item() == pytest.approx(mean, abs=1e-6)
     assert found[-1].isnan()
     assert (found[-6:-1] == 0).all()
-
-
-def test_values_are_raised_to_the_power_of_twenty_at_most():
-    doubts = torch.tensor([0.5, 0.9]).double()
-    torch.testing.assert_close(
-        noise_rate.raised_to_mean(doubts, 0.0), torch.tensor([0.5**20, 0.9**20]).double()
-    )
-    torch.testing.assert_close(
-        noise_rate.raised_to_mean(doubts, 1.0), torch.tensor([0.5**0.05, 0.9**0.05]).double()
-    )
 
 
 def test_the_variance_that_classes_explain_excludes_chance():

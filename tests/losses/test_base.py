@@ -83,7 +83,7 @@ def test_a_formula_is_a_base():
     assert NCR(base=GCE()) == NCR(base=LossFunction(function=GCE()))
 
 
-@pytest.mark.parametrize("value", [None, "ncr", 3, GCE, NCR])
+@pytest.mark.parametrize("value", [None, "ncr", GCE])
 def test_what_is_neither_an_objective_nor_a_formula_is_refused(value):
     with pytest.raises(ValueError, match=r"^objective"):
         as_objective(value)

@@ -27,9 +27,8 @@ def test_a_queue_keeps_the_latest_rows_and_forgets_the_oldest():
     assert_close(memory["features"][:2], rows(3, 2).features[1:])
     assert_close(memory["logits"][2], rows(3, 0).logits[2])
     assert int(memory["cursor"]) == 2
-    assert {
-        name: tensor.data_ptr() for name, tensor in memory.items()
-    } == pointers  # written in place
+    # Written in place.
+    assert {name: tensor.data_ptr() for name, tensor in memory.items()} == pointers
 
 
 def test_a_bank_of_examples_keeps_the_latest_row_of_each():
@@ -88,16 +87,6 @@ def test_a_small_batch_finds_the_neighbors_of_a_large_one(bank):
         assert all((gradient != 0).any() for gradient in torch.autograd.grad(loss, leaves))
 
 
-def test_the_first_step_with_an_empty_bank_is_the_step_without():
-    outputs, indices = rows(20, 0), torch.arange(20)
-    objective = NCR(alpha=1.0, k=5, bank=Bank(size=30))
-    memory = objective.init_state(40, 4, 5)
-    loss = objective(
-        outputs, batch_of(indices), torch.tensor(0.0), memory, "ncr/cross_entropy"
-    ).total
-    assert_close(loss, ncr(outputs.logits, outputs.features, k=5))
-
-
 def test_the_bank_fills_before_the_term_begins():
     outputs, indices = rows(20, 0), torch.arange(20)
     objective = NCR(start_epoch=5.0, k=5, bank=Bank(size=30))
@@ -130,20 +119,6 @@ def test_writing_does_not_disturb_a_backward_pass_to_come():
     assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"kind": "list"}, "kind"),
-        ({"size": 0}, "size"),
-        ({"size": 2.5}, "size"),
-        ({"size": True}, "size"),
-    ],
-)
-def test_bad_choices_are_named(change, words):
-    with pytest.raises(ValueError, match=words):
-        Bank(**change)
-
-
 def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     bank = Bank(size=3)
     objective = NCR(k=2, base=ELR(), bank=bank)
@@ -157,18 +132,10 @@ def test_a_batch_larger_than_the_queue_and_an_unknown_index_are_named():
     for wrong in ({}, NCR(bank=Bank(size=4)).init_state(10, 4, 5)):
         with pytest.raises(ValueError, match=r"^state"):
             objective(rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), wrong, "ncr/elr")
-    for sizes, words in (
-        ((10, 4, 6), "features"),
-        ((10, 3, 5), "logits"),
-    ):
+    for sizes, words in (((10, 4, 6), "features"), ((10, 3, 5), "logits")):
+        other, batch = objective.init_state(*sizes), batch_of(torch.arange(2))
         with pytest.raises(ValueError, match=words):
-            objective(
-                rows(2, 0),
-                batch_of(torch.arange(2)),
-                torch.tensor(0.0),
-                objective.init_state(*sizes),
-                "base/elr",
-            )
+            objective(rows(2, 0), batch, torch.tensor(0.0), other, "base/elr")
     with pytest.raises(ValueError, match="start_epoch"):
         NCR(start_epoch="auto").phase(0.0, {})
     bank = Bank(kind="examples")
@@ -182,27 +149,23 @@ def test_an_index_that_can_be_nobody_is_refused_before_it_is_kept(bank, start_ep
     objective = NCR(k=2, start_epoch=start_epoch, bank=bank)
     memory = objective.init_state(10, 4, 5)
     before = {name: tensor.clone() for name, tensor in memory.items()}
+    batch, phase = batch_of(torch.arange(8) - 5), objective.phase(0.0, memory)
     with pytest.raises(ValueError, match=r"ind(ex|ices)\b.*-5"):
-        objective(
-            rows(8, 0),
-            batch_of(torch.arange(8) - 5),
-            torch.tensor(0.0),
-            memory,
-            objective.phase(0.0, memory),
-        )
+        objective(rows(8, 0), batch, torch.tensor(0.0), memory, phase)
     assert_close(memory, before)
 
 
-@pytest.mark.parametrize("name", ["features", "logits", "indices", "cursor"])
 @pytest.mark.parametrize("kind", ["queue", "examples"])
-def test_a_memory_that_lacks_a_part_is_refused(kind, name):
-    objective = NCR(k=2, bank=Bank(kind=kind))
-    memory = objective.init_state(10, 4, 5)
-    del memory[f"bank.{name}"]
-    with pytest.raises(ValueError, match=r"^state"):
-        objective(
-            rows(2, 0), batch_of(torch.arange(2)), torch.tensor(0.0), memory, "base/cross_entropy"
-        )
+def test_a_memory_that_lacks_a_part_is_refused(kind):
+    objective, batch = NCR(k=2, bank=Bank(kind=kind)), batch_of(torch.arange(2))
+    for name in ("features", "logits", "indices", "cursor"):
+        memory = objective.init_state(10, 4, 5)
+        del memory[f"bank.{name}"]
+        with pytest.raises(ValueError, match=r"^state"):
+            objective(rows(2, 0), batch, torch.tensor(0.0), memory, "base/cross_entropy")
+    for field, value in (("kind", "list"), ("size", 0), ("size", 2.5)):
+        with pytest.raises(ValueError, match=field):
+            Bank(**{field: value})
 
 
 def test_what_is_not_finite_does_not_stay_in_memory():

@@ -3,7 +3,6 @@ import warnings
 from dataclasses import replace
 from threading import Thread
 
-import numpy as np
 import oracle_ncr
 import pytest
 import torch
@@ -60,18 +59,16 @@ def expected(logits, features, indices=None, pool=None, partners=None, *, k, tem
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 10.0])
-@pytest.mark.parametrize("k", [1, 2, 5, 12, None])
+@pytest.mark.parametrize("temperature", [0.5, 10.0])
+@pytest.mark.parametrize("k", [1, 5, 12, None])
 def test_equation_three_agrees_with_a_scalar_loop(k, temperature, variant, implementation):
     logits, features = rows()
     choices = {"k": k, "temperature": temperature, "variant": variant}
     actual = ncr(logits, features, reduction="none", implementation=implementation, **choices)
     assert_close(actual, expected(logits, features, **choices), rtol=1e-10, atol=1e-10)
-    for reduction, reduced in (("mean", actual.mean()), ("sum", actual.sum())):
-        assert_close(
-            ncr(logits, features, reduction=reduction, implementation=implementation, **choices),
-            reduced,
-        )
+    choices["implementation"] = implementation
+    assert_close(ncr(logits, features, **choices), actual.mean())
+    assert_close(ncr(logits, features, reduction="sum", **choices), actual.sum())
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -83,64 +80,24 @@ def test_duplicates_views_padding_pool_and_partners_agree_with_a_scalar_loop(
     logits, features = rows(14)
     indices = torch.tensor([3, 7, 3, 1, -1, 0, 9, 7, 20, 21, 22, -1, 23, 24])
     partners = torch.tensor([7, 3, 1, 3, -1, 9, 0, 20, 7, 22, 21, -1, 24, 23])
-    pool_logits, pool_features = rows(9, seed=1)
     pool_indices = torch.tensor([1, 30, 31, -1, 3, 33, 34, 35, 36])
+    with_partners = torch.tensor([7, -1, -1, -1, 20, -1, -1, -1, 22])
     choices = {"k": k, "temperature": 2.0, "variant": variant}
-    for pool in (None, (pool_logits, pool_features, pool_indices)):
+    for pool in (None, Pool(*rows(9, seed=1), pool_indices, with_partners)):
         for mixed in (None, partners):
-            actual = ncr(
-                logits,
-                features,
-                indices,
-                pool=pool,
-                partners=mixed,
-                reduction="none",
-                implementation=implementation,
-                **choices,
-            )
+            if mixed is None and pool is not None:
+                pool = pool[:3]
+            given = {"pool": pool, "partners": mixed, "implementation": implementation, **choices}
+            actual = ncr(logits, features, indices, reduction="none", **given)
             oracle = expected(logits, features, indices, pool, mixed, **choices)
             assert_close(actual, oracle, rtol=1e-10, atol=1e-10)
             assert (actual[indices == -1] == 0).all()
-            mean = ncr(
-                logits,
-                features,
-                indices,
-                pool=pool,
-                partners=mixed,
-                implementation=implementation,
-                **choices,
-            )
-            assert_close(mean, oracle.sum() / 12)
-
-
-def test_a_pool_row_mixed_with_a_row_is_not_its_neighbor():
-    logits, features = rows(6)
-    pool_logits, pool_features = rows(5, seed=1)
-    indices, partners = torch.arange(6), torch.tensor([1, 0, 3, 2, 5, 4])
-    pool = Pool(pool_logits, pool_features, torch.arange(10, 15), torch.tensor([0, 0, 1, 5, 5]))
-    choices = {"k": 4, "temperature": 2.0, "variant": "paper"}
-    for implementation in IMPLEMENTATIONS:
-        actual = ncr(
-            logits,
-            features,
-            indices,
-            pool=pool,
-            partners=partners,
-            reduction="none",
-            implementation=implementation,
-            k=4,
-        )
-        assert_close(
-            actual,
-            expected(logits, features, indices, pool, partners, **choices),
-            rtol=1e-10,
-            atol=1e-10,
-        )
+            assert_close(ncr(logits, features, indices, **given), oracle.sum() / 12)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("k", [1, 3, 6, None])
+@pytest.mark.parametrize("k", [1, 3, None])
 def test_gradients_agree_with_finite_differences(k, variant, implementation):
     logits, features = rows(7, 3, 4)
     inputs = (logits.requires_grad_(), features.requires_grad_())
@@ -161,88 +118,28 @@ def test_gradients_flow_into_a_pool_that_wants_them(k, variant, implementation):
     pool_logits, pool_features = rows(26, 3, 4, seed=1)
     indices, pool_indices = torch.tensor([0, 1, 2, 0, -1, 5]), torch.arange(3, 29)
     pool_indices[7] = -1
-    inputs = tuple(
-        tensor.requires_grad_() for tensor in (logits, features, pool_logits, pool_features)
-    )
+    leaves = (logits, features, pool_logits, pool_features)
+    inputs = tuple(tensor.requires_grad_() for tensor in leaves)
+    choices = {"k": k, "variant": variant, "implementation": implementation}
 
     def loss(logits, features, pool_logits, pool_features):
         pool = (pool_logits, pool_features, pool_indices)
-        return ncr(
-            logits,
-            features,
-            indices,
-            k=k,
-            variant=variant,
-            pool=pool,
-            reduction="none",
-            implementation=implementation,
-        )
+        return ncr(logits, features, indices, pool=pool, reduction="none", **choices)
 
     assert torch.autograd.gradcheck(loss, inputs, fast_mode=True)
-
-
-def test_a_detached_pool_leaves_the_gradient_of_the_batch_unchanged():
-    logits, features = rows(6)
-    pool = (*rows(40, seed=1), torch.arange(6, 46))
-    gradients = []
-    for wants in (True, False):
-        leaves = [logits.clone().requires_grad_(), features.clone().requires_grad_()]
-        beside = tuple(tensor.clone().requires_grad_(wants) for tensor in pool[:2])
-        loss = ncr(*leaves, torch.arange(6), k=3, pool=(*beside, pool[2]))
-        gradients.append(torch.autograd.grad(loss, leaves))
-    assert_close(gradients[0], gradients[1])
 
 
 # Laws and limits
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equal_logits_cost_nothing(variant, implementation):
-    _, features = rows()
-    logits = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64).expand(13, 4)
-    loss = ncr(logits, features, variant=variant, reduction="none", implementation=implementation)
-    assert_close(loss, torch.zeros_like(loss), atol=1e-14, rtol=0)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_order_of_rows_does_not_matter(variant, implementation):
-    logits, features = rows()
-    order = torch.randperm(13, generator=torch.Generator().manual_seed(5))
-    indices = torch.tensor([0, 1, 2, 3, 4, 5, 0, 7, 8, -1, 10, 11, 12])
-    choices = {"k": 4, "variant": variant, "reduction": "none", "implementation": implementation}
-    straight = ncr(logits, features, indices, **choices)
-    assert_close(ncr(logits[order], features[order], indices[order], **choices), straight[order])
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e3, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_the_scale_of_features_does_not_matter(scale, implementation):
     logits, features = rows(dtype=torch.float32)
     scales = torch.tensor([scale, 1.0, 1 / scale]).repeat(5)[:13, None]
     choices = {"k": 4, "reduction": "none", "implementation": implementation}
     assert_close(ncr(logits, scales * features, **choices), ncr(logits, features, **choices))
     assert_close(ncr(logits, scale * features, **choices), ncr(logits, features, **choices))
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_shift_of_a_rows_logits_does_not_matter(implementation):
-    logits, features = rows()
-    shifted = logits + torch.arange(13.0, dtype=torch.float64)[:, None]
-    assert_close(
-        ncr(shifted, features, implementation=implementation),
-        ncr(logits, features, implementation=implementation),
-    )
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_k_of_everybody_is_all(variant, implementation):
-    logits, features = rows()
-    choices = {"variant": variant, "implementation": implementation}
-    assert_close(ncr(logits, features, k=12, **choices), ncr(logits, features, k=None, **choices))
-    assert ncr(logits, features, k=3, **choices) != ncr(logits, features, k=None, **choices)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -264,15 +161,6 @@ def test_a_high_temperature_has_the_limits_of_the_two_variants(implementation):
     assert_close(fifty / hundred, torch.tensor(4.0, dtype=torch.float64), rtol=0.02, atol=0)
     target = (weights[:, :, None] * (logits / 100)[positions].softmax(dim=2)).sum(dim=1)
     assert_close(target, torch.full_like(target, 1 / 4), rtol=0.05, atol=0)
-
-
-def test_the_variants_differ_in_direction_and_by_temperature_squared():
-    logits, features = rows(2)
-    features = features.abs()
-    p, q = (logits / 3).softmax(dim=1)
-    for variant, value in (("paper", p * (p / q).log()), ("released", 9 * q * (q / p).log())):
-        loss = ncr(logits, features, k=1, temperature=3.0, variant=variant, reduction="none")
-        assert_close(loss[0], value.sum())
 
 
 # The objective
@@ -321,23 +209,12 @@ def test_the_term_begins_exactly_at_start_epoch():
     assert "ncr" not in call(objective, logits, features, batch, 1.0).terms
 
 
-def test_an_unlabeled_row_has_no_supervised_term_but_is_a_neighbor_and_consistent():
-    logits, features = rows()
-    labels = torch.arange(13) % 4
-    labels[::2] = -1
-    some = batch_of(logits, labels)
-    total = call(NCR(alpha=0.5, k=3), logits, features, some).total
-    supervised = torch.nn.functional.cross_entropy(logits[1::2], labels[1::2])
-    assert_close(total, 0.5 * supervised + 0.5 * ncr(logits, features, k=3))
-
-
 def test_a_second_view_is_not_a_neighbor():
     logits, features = rows(12)
     indices = torch.arange(6).repeat(2)
     batch = batch_of(logits, indices=indices, views=2)
-    features = torch.cat(
-        [features[:6], 0.99 * features[:6]]
-    )  # the views would be each other's nearest
+    # The views would be each other's nearest.
+    features = torch.cat([features[:6], 0.99 * features[:6]])
     total = call(NCR(alpha=1.0, k=2), logits, features, batch).total
     separate = ncr(logits, features, indices, k=2)
     assert_close(total, separate)
@@ -370,13 +247,8 @@ def test_rows_without_neighbors_are_counted():
 def test_memory_keeps_the_bases_under_its_name():
     objective = NCR(base=ELR(), bank=Bank(size=8))
     memory = objective.init_state(100, 4, 5)
-    assert sorted(memory) == [
-        "bank.cursor",
-        "bank.features",
-        "bank.indices",
-        "bank.logits",
-        "base.averages",
-    ]
+    parts = [f"bank.{name}" for name in ("cursor", "features", "indices", "logits")]
+    assert sorted(memory) == [*parts, "base.averages"]
     assert memory["base.averages"].shape == (101, 4)
     logits, features = rows(5)
     call(objective, logits, features, batch_of(logits), memory=memory)
@@ -398,41 +270,25 @@ POOL = {
     ("change", "field"),
     [
         ({"k": 0}, "k"),
-        ({"k": 2.5}, "k"),
-        ({"temperature": torch.tensor(2.0)}, "temperature"),
         ({"temperature": 0.009}, "temperature"),
         ({"temperature": 101.0}, "temperature"),
         ({"variant": "papre"}, "variant"),
         ({"reduction": "avg"}, "reduction"),
         ({"implementation": "quick"}, "implementation"),
-        ({"features": [[1.0]]}, "features of the batch"),
         ({"features": torch.zeros(12, 5)}, "features of the batch"),
-        ({"features": torch.zeros(13, 5, 2, 2)}, "features of the batch"),
         ({"features": torch.zeros(13, 0)}, "features of the batch"),
-        ({"features": torch.zeros(13, 5, dtype=torch.int64)}, "features of the batch"),
         ({"features": torch.zeros(13, 5, device="meta")}, "features of the batch"),
         ({"logits": torch.zeros(13, 4, dtype=torch.int32)}, "logits of the batch"),
-        ({"logits": torch.zeros(13)}, "logits of the batch"),
-        ({"indices": [0, 1]}, "indices of the batch"),
         ({"indices": torch.arange(-2, 11)}, "indices of the batch"),
         ({"indices": torch.arange(12)}, "indices of the batch"),
-        ({"indices": torch.arange(13).int()}, "indices of the batch"),
-        ({"indices": torch.arange(13, device="meta")}, "indices of the batch"),
         ({"partners": torch.arange(13)}, "indices"),
         (POOL | {"indices": None}, "indices"),
         (POOL | {"pool": ()}, "pool"),
-        (POOL | {"pool": torch.zeros(3)}, "pool"),
-        (POOL | {"pool": (*POOL["pool"][:2], None)}, "indices of the pool"),
         (POOL | {"pool": (*POOL["pool"][:2], torch.arange(2))}, "indices of the pool"),
         (POOL | {"pool": (torch.zeros(3, 4), torch.zeros(3, 6), torch.arange(3))}, "pool"),
-        (POOL | {"pool": (torch.zeros(3, 3), torch.zeros(3, 5), torch.arange(3))}, "pool"),
         (
             POOL | {"pool": (torch.zeros(3, 4), torch.zeros(2, 5), torch.arange(3))},
             "features of the pool",
-        ),
-        (
-            POOL | {"pool": (torch.zeros(3, 4, device="meta"), *POOL["pool"][1:])},
-            "logits of the pool",
         ),
     ],
 )
@@ -446,18 +302,13 @@ def test_bad_input_is_named(change, field):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("alpha", -0.1),
         ("alpha", 1.1),
-        ("alpha", math.nan),
-        ("alpha", "0.5"),
         ("k", 0),
         ("temperature", 1000.0),
-        ("start_epoch", -1.0),
         ("start_epoch", "soon"),
         ("variant", "other"),
         ("reject", 1.5),
         ("base", CrossEntropy),
-        ("base", None),
         ("bank", 64),
     ],
 )
@@ -466,23 +317,10 @@ def test_bad_hyper_parameters_are_named(field, value):
         NCR(**{field: value})
 
 
-@pytest.mark.parametrize("stage", ["", "cross_entropy", "NCR/cross_entropy"])
-def test_a_stage_of_somebody_else_is_refused(stage):
-    logits, features = rows()
-    with pytest.raises(ValueError, match=r"^phase"):
-        NCR()(Outputs(features, logits), batch_of(logits), torch.tensor(0.0), {}, stage)
-
-
-def test_whole_numbers_of_numpy_are_whole_numbers():
-    logits, features = rows()
-    assert_close(ncr(logits, features, k=np.int64(3)), ncr(logits, features, k=3))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
-def test_labels_may_be_of_any_whole_type(dtype):
-    assert_close(
-        one_hot(torch.tensor([0, 100], dtype=dtype), 300).argmax(dim=1), torch.tensor([0, 100])
-    )
+def test_labels_may_be_of_any_whole_type():
+    for dtype in (torch.uint8, torch.int8, torch.int32):
+        labels = torch.tensor([0, 100], dtype=dtype)
+        assert one_hot(labels, 300).argmax(dim=1).tolist() == [0, 100]
 
 
 def test_batches_of_odd_shapes_are_refused_by_every_objective():
@@ -491,10 +329,7 @@ def test_batches_of_odd_shapes_are_refused_by_every_objective():
     for wrong, words in (
         (replace(batch, indices=batch.indices[:, None]), "indices"),
         (replace(batch, teacher=Outputs(features, logits[:1])), "teacher"),
-        (
-            replace(batch, mix=Mix(batch.indices, batch.indices, torch.ones(1))),
-            "mix",
-        ),
+        (replace(batch, mix=Mix(batch.indices, batch.indices, torch.ones(1))), "mix"),
         (replace(batch, targets=[[1.0]]), "targets"),
     ):
         for objective in (*BASES, NCR()):
@@ -506,9 +341,8 @@ def test_it_compiles_whole():
     logits, features = rows(dtype=torch.float32)
 
     def loss(logits, features):
-        return ncr(
-            logits, features, torch.arange(13), k=50
-        )  # more than there are: a warning, when not compiled
+        # More than there are: a warning, when not compiled.
+        return ncr(logits, features, torch.arange(13), k=50)
 
     leaves = [tensor.clone().requires_grad_() for tensor in (logits, features)]
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves)
@@ -559,3 +393,10 @@ def test_too_many_neighbors_are_warned_of_once_and_all_are_used():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ncr(logits, features, k=50)
+
+
+def test_a_stage_of_somebody_else_is_refused():
+    logits, features = rows()
+    for stage in ("", "cross_entropy", "NCR/cross_entropy", 3):
+        with pytest.raises(ValueError, match=r"^phase"):
+            NCR()(Outputs(features, logits), batch_of(logits), torch.tensor(0.0), {}, stage)

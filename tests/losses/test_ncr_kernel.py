@@ -5,22 +5,20 @@ import torch
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearsay import NCR, Batch, Outputs, ncr, one_hot
+from nearsay import ncr
 from nearsay import neighbors as search
 from nearsay.losses import _ncr_fast as kernel
 
 SHAPES = [  # rows, classes, features, pool
     (2, 1, 1, 0),
-    (3, 2, 5, 0),
     (17, 3, 9, 0),
-    (64, 10, 33, 0),
     (257, 7, 16, 0),
-    (300, 101, 12, 0),
+    (90, 101, 12, 0),
     (5, 4, 6, 50),
     (40, 4, 6, 3),
     (33, 11, 8, 400),
 ]
-FEW_OR_ALL = [1, 2, 10, 40, None]
+FEW_OR_ALL = [1, 10, 40, None]
 
 
 def problem(num_rows, num_classes, num_features, num_pool, dtype, seed=0):
@@ -139,36 +137,10 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("num_classes", [2, 4, 40])
+@pytest.mark.parametrize("num_classes", [2, 40])
 def test_no_memory_is_quadratic_in_the_batch(num_classes):
     logits, features, _, _ = problem(2000, num_classes, 5, 0, torch.float32)
     leaves = logits.requires_grad_(), features.requires_grad_()
     with Largest() as largest:
         torch.autograd.grad(ncr(*leaves, k=10), leaves)
     assert largest.numel <= 256 * 2000  # a chunk of similarities
-
-
-def test_a_short_training_is_the_same():
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(96, 6, generator=generator)
-    targets = one_hot(torch.randint(4, (96,), generator=generator), 4)
-    batch = Batch(inputs=inputs, targets=targets, indices=torch.arange(96))
-    curves = []
-    for implementation in ("plain", "fast"):
-        torch.manual_seed(1)
-        body, head = torch.nn.Linear(6, 16), torch.nn.Linear(16, 4)
-        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.5)
-        curve = []
-        for _ in range(30):
-            features = torch.relu(body(inputs))
-            outputs = Outputs(features, head(features))
-            base = NCR(alpha=0.0)(outputs, batch, torch.tensor(0.0), {}, "base/cross_entropy").total
-            consistency = ncr(outputs.logits, features, k=5, implementation=implementation)
-            loss = 0.3 * base + 0.7 * consistency
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            curve.append(loss.detach())
-        curves.append(torch.stack(curve))
-    assert curves[0][-1] < curves[0][0]
-    assert_close(curves[1], curves[0], rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from nearsay import NCR, Batch, Outputs, ncr
+from nearsay import ncr
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["plain", "fast"])
 VARIANTS = pytest.mark.parametrize("variant", ["paper", "released"])
@@ -19,6 +19,30 @@ def rows(num_rows=24, num_classes=5, num_features=6, seed=0, dtype=torch.float32
     logits = spread * torch.randn(num_rows, num_classes, generator=generator, dtype=torch.float64)
     features = torch.randn(num_rows, num_features, generator=generator, dtype=torch.float64)
     return logits.to(dtype), features.to(dtype)
+
+
+@IMPLEMENTATIONS
+@VARIANTS
+def test_without_others_or_with_one_class_there_is_no_loss(variant, implementation):
+    choices = {"variant": variant, "implementation": implementation}
+    assert ncr(torch.zeros(0, 5), torch.zeros(0, 6), **choices) == 0
+    logits, features = (tensor.requires_grad_() for tensor in rows(1))
+    loss = ncr(logits, features, **choices)
+    assert loss == 0
+    assert all((gradient == 0).all() for gradient in gradients(loss, logits, features))
+    loss = ncr(*rows(num_classes=1), reduction="none", **choices)
+    assert_close(loss, torch.zeros_like(loss), rtol=0, atol=1e-12)
+
+
+@IMPLEMENTATIONS
+@VARIANTS
+def test_what_is_not_finite_is_passed_on(variant, implementation):
+    for value in (math.nan, math.inf, -math.inf):
+        for place in (0, 1):
+            tensors = rows()
+            tensors[place][4, 2] = value
+            loss = ncr(*tensors, k=3, variant=variant, implementation=implementation)
+            assert not loss.isfinite()
 
 
 def gradients(loss, *leaves):
@@ -69,22 +93,13 @@ def test_rounding_is_nobodys_neighbor(implementation):
     """Orthogonal rows have similarities of 1e-8 or so: weights made of them would be noise."""
     generator = torch.Generator().manual_seed(0)
     exact = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64))[0]
-    features = (
-        exact.float().requires_grad_()
-    )  # in float32 qr itself is off by more than products are
+    # In float32 qr itself is off by more than products are.
+    features = exact.float().requires_grad_()
     logits = torch.randn(64, 5, generator=generator)
     loss = ncr(logits, features, k=5, implementation=implementation, reduction="none")
     (gradient,) = gradients(loss, features)
     assert not loss.any()
     assert not gradient.any()
-
-
-def test_autocast_around_the_backward_pass_changes_nothing():
-    logits, features = (tensor.requires_grad_() for tensor in rows(num_features=64))
-    expected = gradients(ncr(logits, features, k=None), logits, features)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = gradients(ncr(logits, features, k=None), logits, features)
-    assert_close(actual, expected, rtol=0, atol=0)
 
 
 @IMPLEMENTATIONS
@@ -94,14 +109,16 @@ def test_autocast_changes_nothing(variant, implementation):
     plain = ncr(logits, features, variant=variant, implementation=implementation)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = ncr(logits, features, variant=variant, implementation=implementation)
+        if implementation == "fast":  # even with the backward pass under it
+            found = gradients(cast, logits, features)
+    if implementation == "plain":
+        found = gradients(cast, logits, features)
     assert_close(cast, plain, rtol=0, atol=0)
-    assert_close(
-        gradients(cast, logits, features), gradients(plain, logits, features), rtol=0, atol=0
-    )
+    assert_close(found, gradients(plain, logits, features), rtol=0, atol=0)
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("scale", [1e-37, 1e-20, 1e20, 1e37])
+@pytest.mark.parametrize("scale", [1e-37, 1e37])
 def test_features_of_any_size_have_finite_losses_and_gradients(scale, implementation):
     logits, features = rows()
     leaves = logits.requires_grad_(), (scale * features).requires_grad_()
@@ -114,30 +131,22 @@ def test_features_of_any_size_have_finite_losses_and_gradients(scale, implementa
 
 @IMPLEMENTATIONS
 @VARIANTS
-@pytest.mark.parametrize("tiny", [0.0, 1e-45, 1e-39])
+@pytest.mark.parametrize("tiny", [0.0, 1e-39])
 def test_a_row_of_zeros_has_no_loss_no_gradient_and_is_nobodys_neighbor(
     tiny, variant, implementation
 ):
     logits, features = rows()
     features[[3, 7]] = tiny
     leaves = logits.requires_grad_(), features.requires_grad_()
-    loss = ncr(*leaves, k=23, variant=variant, implementation=implementation, reduction="none")
+    choices = {"variant": variant, "implementation": implementation}
+    loss = ncr(*leaves, k=23, reduction="none", **choices)
     grad_logits, grad_features = gradients(loss, *leaves)
     assert (loss[[3, 7]] == 0).all()
     assert (grad_logits[[3, 7]] == 0).all()
     assert (grad_features[[3, 7]] == 0).all()
     rest = [row for row in range(24) if row not in (3, 7)]
-    alone = ncr(
-        logits[rest],
-        features[rest],
-        k=21,
-        variant=variant,
-        implementation=implementation,
-        reduction="none",
-    )
-    assert_close(loss[rest], alone)
-    mean = ncr(*leaves, k=23, variant=variant, implementation=implementation)
-    assert_close(mean, loss.sum() / 24)  # counted
+    assert_close(loss[rest], ncr(logits[rest], features[rest], k=21, reduction="none", **choices))
+    assert_close(ncr(*leaves, k=23, **choices), loss.sum() / 24)  # counted
 
 
 @IMPLEMENTATIONS
@@ -151,15 +160,6 @@ def test_a_row_that_resembles_nobody_has_no_loss_and_no_gradient(variant, implem
     assert loss[5] == 0
     assert (loss > 0).sum() == 23
     assert all((gradient[5] == 0).all() for gradient in gradients(loss, *leaves))
-
-
-@IMPLEMENTATIONS
-def test_negative_similarities_do_not_count(implementation):
-    logits, _ = rows(3)
-    features = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.1]])
-    loss = ncr(logits, features, k=2, implementation=implementation, reduction="none")
-    pair = ncr(logits[:2], features[:2], k=1, implementation=implementation, reduction="none")
-    assert_close(loss[0], pair[0])
 
 
 @IMPLEMENTATIONS
@@ -181,76 +181,13 @@ def test_self_is_masked_by_index_when_all_features_are_equal(variant, implementa
 
 
 @IMPLEMENTATIONS
-def test_copies_of_one_example_are_not_its_neighbors(implementation):
-    logits, features = rows(8)
-    indices = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
-    features[4:] = features[:4]
-    loss = ncr(logits, features, indices, k=2, implementation=implementation, reduction="none")
-    for row in range(8):
-        keep = [other for other in range(8) if other == row or indices[other] != indices[row]]
-        alone = ncr(
-            logits[keep], features[keep], k=2, implementation=implementation, reduction="none"
-        )
-        assert_close(loss[row], alone[keep.index(row)])
-
-
-@IMPLEMENTATIONS
-@VARIANTS
-def test_a_batch_of_one_costs_nothing(variant, implementation):
-    logits, features = (tensor.requires_grad_() for tensor in rows(1))
-    loss = ncr(logits, features, variant=variant, implementation=implementation)
-    assert loss == 0
-    assert all((gradient == 0).all() for gradient in gradients(loss, logits, features))
-
-
-@IMPLEMENTATIONS
-def test_an_empty_batch_costs_nothing(implementation):
-    assert ncr(torch.zeros(0, 5), torch.zeros(0, 6), implementation=implementation) == 0
-
-
-@IMPLEMENTATIONS
-@VARIANTS
-def test_one_class_costs_nothing(variant, implementation):
-    logits, features = rows(num_classes=1)
-    loss = ncr(logits, features, variant=variant, implementation=implementation, reduction="none")
-    assert_close(loss, torch.zeros_like(loss), rtol=0, atol=1e-12)
-
-
-@IMPLEMENTATIONS
-@VARIANTS
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", ["logits", "features"])
-def test_what_is_not_finite_is_passed_on(where, value, variant, implementation):
-    logits, features = rows()
-    {"logits": logits, "features": features}[where][4, 2] = value
-    assert not ncr(logits, features, k=3, variant=variant, implementation=implementation).isfinite()
-
-
-@IMPLEMENTATIONS
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_passed_on_even_by_a_row_without_neighbors(value, implementation):
+def test_what_is_not_finite_is_passed_on_even_by_a_row_without_neighbors(implementation):
     logits, features = rows()
     features[4] = 0
-    logits[4, 2] = value
+    logits[4, 2] = math.inf
     loss = ncr(logits, features, k=3, implementation=implementation, reduction="none")
     assert loss[4].isnan()
     assert loss[:4].isfinite().all()
-
-
-@IMPLEMENTATIONS
-def test_padding_may_hold_anything(implementation):
-    logits, features = rows()
-    indices = torch.arange(24)
-    indices[[2, 9]] = -1
-    real = indices >= 0
-    clean = ncr(logits[real], features[real], indices[real], k=3, implementation=implementation)
-    logits[2], features[2] = math.nan, math.inf
-    leaves = logits.requires_grad_(), features.requires_grad_()
-    loss = ncr(*leaves, indices, k=3, implementation=implementation)
-    assert_close(loss, clean)
-    for gradient in gradients(loss, *leaves):
-        assert (gradient[~real] == 0).all()
-        assert gradient.isfinite().all()
 
 
 @IMPLEMENTATIONS
@@ -264,37 +201,9 @@ def test_one_neighbor_gives_features_no_gradient(variant, implementation):
     )
 
 
-@IMPLEMENTATIONS
-def test_two_small_batches_are_not_one_large_batch_unless_each_is_the_others_pool(implementation):
-    logits, features = rows(dtype=torch.float64)
-    labels = torch.arange(24) % 5
-    logits, features = logits + 4 * torch.eye(5)[labels], features + 4 * torch.eye(5, 6)[labels]
-    indices = torch.arange(24)
-    whole = ncr(logits, features, indices, k=4, implementation=implementation)
-    halves = (slice(0, 12), slice(12, 24))
-    apart = [
-        ncr(logits[h], features[h], indices[h], k=4, implementation=implementation) for h in halves
-    ]
-    assert sum(apart) / 2 > 1.05 * whole
-    together = []
-    for mine, other in (halves, halves[::-1]):
-        pool = (logits[other], features[other], indices[other])
-        together.append(
-            ncr(
-                logits[mine],
-                features[mine],
-                indices[mine],
-                k=4,
-                pool=pool,
-                implementation=implementation,
-            )
-        )
-    assert_close(sum(together) / 2, whole)
-
-
 @VARIANTS
-@pytest.mark.parametrize("temperature", [1e-2, 0.1, 1.0, 100.0])
-@pytest.mark.parametrize("spread", [1e-2, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("temperature", [1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("spread", [1e-2, 1.0, 1000.0])
 def test_float32_keeps_four_digits_of_any_confidence(spread, temperature, variant):
     """Where probabilities underflow, where distributions nearly agree, and between."""
     logits, features = rows(dtype=torch.float64, spread=spread)
@@ -339,19 +248,9 @@ def problems(draw):
     k = draw(st.sampled_from([None, 1, 2, 3, 4, 5, 10, 23]))
     temperature = draw(st.sampled_from([0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 20.0, 100.0]))
     variant = draw(st.sampled_from(["paper", "released"]))
-    implementation = draw(st.sampled_from(["plain", "fast"]))
-    return (
-        logits,
-        features,
-        indices,
-        {
-            "k": k,
-            "temperature": temperature,
-            "variant": variant,
-            "implementation": implementation,
-            "reduction": "none",
-        },
-    )
+    choices = {"k": k, "temperature": temperature, "variant": variant, "reduction": "none"}
+    choices["implementation"] = draw(st.sampled_from(["plain", "fast"]))
+    return logits, features, indices, choices
 
 
 def check(problem):
@@ -371,9 +270,8 @@ def check(problem):
     if reach(similarities, choices["k"]) > 1e-5:
         exact = ncr(logits.detach().double(), features.detach().double(), indices, **choices)
         scale = choices["temperature"] ** 2 if choices["variant"] == "released" else 1.0
-        steepest = (
-            float(logits.detach().abs().max()) / choices["temperature"]
-        )  # of a logit that float32 has rounded
+        # Of a logit that float32 has rounded.
+        steepest = float(logits.detach().abs().max()) / choices["temperature"]
         rtol = max(1e-4, 4 * torch.finfo(torch.float32).eps * steepest)
         assert_close(loss.detach().double(), exact, rtol=rtol, atol=1e-8 * scale)
 
@@ -387,7 +285,7 @@ COMMON = {
 
 
 @pytest.mark.filterwarnings("ignore:k=")
-@settings(max_examples=2000, **COMMON)
+@settings(max_examples=300, **COMMON)
 @given(problem=problems())
 def test_any_batch_has_a_finite_loss_that_float64_confirms(problem):
     check(problem)
@@ -419,35 +317,6 @@ def test_torch_func_is_told_to_take_the_plain_version():
     found = torch.func.grad(lambda z: ncr(z, features, k=3, implementation="plain"))(logits)
     (expected,) = torch.autograd.grad(ncr(logits.requires_grad_(), features, k=3), logits)
     assert_close(found, expected)
-
-
-def test_bf16_similarities_would_find_other_neighbors():
-    """Why similarities are float32: crowded features lose half of their nearest ten in bfloat16."""
-    generator = torch.Generator().manual_seed(0)
-    crowd = 1 + 0.1 * torch.randn(256, 64, generator=generator, dtype=torch.float64)
-    crowd /= crowd.norm(dim=1, keepdim=True)
-
-    def nearest(dtype):
-        features = crowd.to(dtype)
-        return (features @ features.T).double().fill_diagonal_(-1).topk(10).indices
-
-    def overlap(dtype):
-        shared = (nearest(torch.float64)[:, :, None] == nearest(dtype)[:, None]).any(dim=2)
-        return float(shared.double().mean())
-
-    assert overlap(torch.bfloat16) < 0.7
-    assert overlap(torch.float32) > 0.999
-
-
-def test_an_objective_in_half_precision_has_a_float32_total():
-    logits, features = rows(dtype=torch.bfloat16)
-    targets = torch.full((24, 5), 0.2, dtype=torch.bfloat16)
-    batch = Batch(inputs=torch.zeros(24, 1), targets=targets, indices=torch.arange(24))
-    total = NCR(k=3)(
-        Outputs(features, logits), batch, torch.tensor(0.0), {}, "ncr/cross_entropy"
-    ).total
-    assert total.dtype == torch.float32
-    assert total.isfinite()
 
 
 def test_a_row_below_what_is_normal_in_float16_has_no_neighbors_and_no_gradient():

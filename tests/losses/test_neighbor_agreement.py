@@ -61,23 +61,16 @@ def test_neighbors_are_asked_as_by_hand(k):
 def test_padding_unlabeled_rows_and_rows_alone_are_not_asked():
     outputs, batch = case(labels=[0, 0, -1, 1, 1, 0], indices=[0, 1, 2, 3, -1, 5])
     opinion = ask_neighbors(outputs, batch, 2)
-    assert opinion.is_asked.tolist() == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]  # the last has nobody on its side
+    # The last has nobody on its side.
+    assert opinion.is_asked.tolist() == [True, True, False, True, False, False]
     assert not opinion.agrees[[2, 4, 5]].any()
 
 
 @pytest.mark.parametrize("content", [torch.nan, torch.inf])
 def test_what_padding_holds_is_not_heard(content):
     outputs, batch = case(indices=[0, 1, 2, 3, -1, 5])
-    expected = ask_neighbors(
-        outputs, batch, None
-    )  # everybody is a neighbor, so that nobody stands in some places
+    # Everybody is a neighbor, so that nobody stands in some places.
+    expected = ask_neighbors(outputs, batch, None)
     for rows in (*outputs, batch.targets):
         rows[4] = content
     opinion = ask_neighbors(outputs, batch, None)

@@ -114,10 +114,8 @@ def test_each_start_has_a_token_of_its_own(run):
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        (["review"], 2, "missing argument 'RUN'"),
         (["review", "EMPTY"], 2, "holds no run"),
         (["review", "RUN", "--port", "70000"], 2, "'--port'"),
-        (["review", "RUN", "--limit", "0"], 2, "'--limit'"),
         (["review", "BARE"], 65, "audit.csv is missing"),
         (["review", "RUN", "--port", "TAKEN"], 73, "cannot be used"),
     ],

@@ -16,15 +16,8 @@ from review.conftest import open_session, write_audit, write_run
 
 def decided(session, index, decision, *, key=None, seen=None, **more):
     seen = session.changes(0) and session._revisions.get(index, 0) if seen is None else seen
-    return session.decide(
-        {
-            "key": key or f"{random.random()}",
-            "index": index,
-            "decision": decision,
-            "seen": seen,
-            **more,
-        }
-    )
+    key = key or f"{random.random()}"
+    return session.decide({"key": key, "index": index, "decision": decision, "seen": seen, **more})
 
 
 def rows(folder):
@@ -47,14 +40,9 @@ def test_what_was_decided_is_shown_however_few_are(run):
     decided(open_session(run), 900, "keep")
     state = open_session(run, limit=2).state()
     assert state["index"] == [0, 1, 900]
-    assert state["standings"] == [
-        {
-            "index": 900,
-            "decision": "keep",
-            "label": read_labels(run).given[900].item(),
-            "revision": 1,
-        }
-    ]
+    given = read_labels(run).given[900].item()
+    standing = {"index": 900, "decision": "keep", "label": given, "revision": 1}
+    assert state["standings"] == [standing]
 
 
 def test_an_example_comes_with_its_evidence(run):
@@ -73,14 +61,10 @@ def test_an_example_comes_with_its_evidence(run):
     "cell",
     [
         "",
-        "no JSON",
-        "[1, 2]",
         '[["a", "b", 1]]',
         "[[99999, 1, 0.5]]",
         "[" * 10000,
         '[[1, "0", NaN]]',
-        '[[1, "0", 1e999]]',
-        '[[1e999, "0", 0.5]]',
         '[[-1, "0", 0.5]]',
     ],
 )
@@ -124,13 +108,8 @@ def test_undo_goes_back_one_decision_at_a_time_and_is_a_row_itself(run):
     assert rows(run)[-1] == ("0", str((given + 1) % 10), "accept")
     assert decided(session, 0, "undo")["decision"] == ""
     assert rows(run)[-1] == ("0", str(given), "undo")
-    assert [decision for _, _, decision in rows(run)] == [
-        "accept",
-        "drop",
-        "undo",
-        "accept",
-        "undo",
-    ]
+    decisions = [decision for _, _, decision in rows(run)]
+    assert decisions == ["accept", "drop", "undo", "accept", "undo"]
     with pytest.raises(Refused, match="nothing to undo"):
         decided(session, 0, "undo")
     assert session.tally()[:2] == (0, 0)
@@ -151,23 +130,11 @@ def test_undo_goes_as_far_back_after_a_restart_as_before(run):
         decided(open_session(run), 0, "undo")
 
 
-def test_skipping_what_is_decided_changes_nothing(run):
-    session = open_session(run)
-    decided(session, 0, "drop")
-    assert decided(session, 0, "skip")["decision"] == "drop"
-    assert open_session(run).state()["standings"][0]["decision"] == "drop"
-
-
-def test_the_same_request_again_writes_nothing(run):
-    session = open_session(run)
-    first = decided(session, 0, "accept", key="one", seen=0)
-    assert decided(session, 0, "accept", key="one", seen=0) == first
-    assert len(rows(run)) == 1
-
-
 def test_a_window_that_has_not_seen_the_last_decision_does_not_replace_it(run):
     session = open_session(run)
-    decided(session, 0, "drop")
+    first = decided(session, 0, "drop", key="one", seen=0)
+    # The same request again writes nothing.
+    assert decided(session, 0, "drop", key="one", seen=0) == first
     with pytest.raises(Conflict) as caught:
         decided(session, 0, "keep", seen=0)
     assert caught.value.standing == {"index": 0, "decision": "drop", "label": -1, "revision": 1}
@@ -197,19 +164,12 @@ def test_many_threads_lose_nothing(run):
     [
         ([], "object"),
         ({}, "key"),
-        ({"key": "k" * 101}, "key"),
-        ({"key": "k", "index": -1, "seen": 0}, "index .*'-1'"),
         ({"key": "k", "index": True, "seen": 0}, "index .*'True'"),
         ({"key": "k", "index": 1347, "seen": 0}, "index .*1347"),
         ({"key": "k", "index": 0}, "seen .*'None'"),
         ({"key": "k", "index": 0, "seen": 0}, "decision .*'None'"),
         ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": 10}, "label .*'10'"),
         ({"key": "k", "index": 0, "seen": 0, "decision": "other", "label": "3"}, "label .*'3'"),
-        (
-            {"key": "k", "index": 0, "seen": 0, "decision": "other", "label": False},
-            "label .*'False'",
-        ),
-        ({"key": "k", "index": 0, "seen": 0, "decision": "undo"}, "nothing to undo"),
         ({"key": "k", "index": 0, "seen": 0, "decision": ["keep"]}, "decision"),
     ],
 )
@@ -236,6 +196,7 @@ def test_an_audit_that_was_made_anew_keeps_what_was_decided(run):
         (lambda lines: lines[:-1], "index"),
         (lambda lines: [lines[0].replace("label_score", "score"), *lines[1:]], "label_score"),
         (lambda lines: [lines[0], lines[1].replace("0.9,0.0", "0.9,low"), *lines[2:]], "low"),
+        (lambda lines: [lines[0], lines[1].replace("0.9,0.0", "inf,0.0"), *lines[2:]], "inf"),
     ],
 )
 def test_a_run_without_a_fitting_audit_is_refused(run, change, part):
@@ -281,21 +242,6 @@ def test_features_have_no_pictures_and_their_neighbors_still_speak(features):
         session.pictures.get(0)
 
 
-def test_other_columns_of_a_manifest_are_shown(photos, tmp_path):
-    names = [f"cat/{number}.png" for number in (1, 3, 5)] + [
-        f"dog/{number}.png" for number in (0, 2, 4)
-    ]
-    lines = [f"{name},{name[:3]},by {number}" for number, name in enumerate(names)]
-    (tmp_path / "list.csv").write_text("\n".join(["path,label,annotator", *lines]) + "\n")
-    arguments = [
-        f"path={tmp_path / 'list.csv'}",
-        f"root={photos.parent / 'images'}",
-        "weights=none",
-    ]
-    folder = write_run(tmp_path / "listed", "manifest", *arguments, "backbone=resnet18")
-    assert open_session(folder).example(4)["details"]["annotator"] == "by 4"
-
-
 def test_other_columns_of_a_table_of_labels_are_shown_and_doubted_once_the_features_are_others(
     tmp_path,
 ):
@@ -327,32 +273,6 @@ def test_data_that_is_gone_or_changed_is_said_and_the_rest_goes_on(photos, tmp_p
     (images / "cat" / "1.png").write_bytes(content)
     assert open_source(photos, 7).note == ""
     assert "had 8" in open_source(photos, 8).note
-
-
-def test_claims_of_the_audit_count_however_a_spreadsheet_spells_them(run):
-    labels = read_labels(run)
-    write_audit(
-        run,
-        labels,
-        is_label_issue=["TRUE" if index < 3 else "FALSE" for index in range(len(labels.given))],
-    )
-    assert open_session(run).state()["is_issue"] == [True] * 3 + [False] * (len(labels.given) - 3)
-
-
-@pytest.mark.parametrize(
-    ("column", "cell", "complaint"),
-    [
-        ("label_score", "nan", "'nan'"),
-        ("predicted_probability", "inf", "'inf'"),
-        ("is_label_issue", "maybe", "'maybe'"),
-    ],
-)
-def test_an_audit_with_cells_that_no_page_can_show_is_refused(run, column, cell, complaint):
-    labels = read_labels(run)
-    other = {"is_label_issue": "false"}.get(column, "0.5")
-    write_audit(run, labels, **{column: [cell, *[other] * (len(labels.given) - 1)]})
-    with pytest.raises(RunError, match=complaint):
-        open_session(run)
 
 
 def test_undo_after_skipping_what_was_decided_takes_back_the_decision_before_that(run):

@@ -1,12 +1,6 @@
-"""One of two processes with half a batch each: `python -m integrations.ddp_worker FOLDER RANK`."""
-
-import gc
-import sys
-from datetime import timedelta
-from pathlib import Path
+"""NCRLoss in a training loop of one's own, under DDP and FSDP where there are two processes."""
 
 import torch
-import torch.distributed
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +26,7 @@ def step(rank=0, num_ranks=1):
         "judged": judged,
         "loss": loss.detach(),
         "terms": terms,
-        "gradients": [part.grad for part in network.parameters()],
+        "gradients": nn.utils.parameters_to_vector([part.grad for part in network.parameters()]),
         "sharded": _losses(rank, num_ranks),
     }
 
@@ -54,19 +48,3 @@ def _losses(rank, num_ranks):
         losses[-1].backward()
         optimizer.step()
     return torch.stack(losses).detach()
-
-
-def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    store = torch.distributed.FileStore(str(folder / "store"), 2)
-    torch.distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30)
-    )
-    torch.save(step(rank, 2), folder / f"{rank}.unfinished")
-    (folder / f"{rank}.unfinished").rename(folder / f"{rank}.pt")
-    gc.collect()  # a model that outlives its group can abort the process
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

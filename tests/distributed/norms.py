@@ -1,10 +1,4 @@
-"""BatchNorm on one process: `python -m distributed.norm_worker FOLDER RANK NUM_RANKS`."""
-
-import gc
-import sys
-import traceback
-from datetime import timedelta
-from pathlib import Path
+"""BatchNorm on one process or on several."""
 
 import torch
 import torch.distributed
@@ -57,9 +51,8 @@ def make_norm(name: str) -> BatchNorm:
 def make_inputs(name: str, number: int) -> Tensor:
     shape, dtype, offset, shares, _ = CASES[name]
     scale = torch.arange(1, C + 1).view(C, *(1,) * (len(shape) - 1))
-    drift = (
-        torch.arange(sum(shares or (ROWS,))).view(-1, *(1,) * len(shape)) / 4
-    )  # so that shards differ in mean
+    # So that shards differ in mean.
+    drift = torch.arange(sum(shares or (ROWS,))).view(-1, *(1,) * len(shape)) / 4
     inputs = random(len(drift), *shape, seed=10 + number) * scale + drift + offset
     return inputs.to(dtype)
 
@@ -120,30 +113,8 @@ def refuses_to_differentiate_twice() -> bool:
 
 
 def run_all(rank: int, num_ranks: int) -> dict[str, dict[str, Tensor]]:
-    results = {name: run_norm(name, rank, num_ranks) for name in CASES}
-    results |= {name: run_network(name, rank, num_ranks) for name in NETWORKS}
-    results["ResNet, wrapped"] = run_network("ResNet", rank, num_ranks, wrapped=True)
-    results["twice"] = {"is refused": torch.tensor(refuses_to_differentiate_twice())}
+    results = {f"norm {name}": run_norm(name, rank, num_ranks) for name in CASES}
+    results |= {f"norm {name}": run_network(name, rank, num_ranks) for name in NETWORKS}
+    results["norm ResNet, wrapped"] = run_network("ResNet", rank, num_ranks, wrapped=True)
+    results["norm twice"] = {"is refused": torch.tensor(refuses_to_differentiate_twice())}
     return results
-
-
-def main(folder: Path, rank: int, num_ranks: int) -> None:
-    torch.set_num_threads(1)
-    store = torch.distributed.FileStore(str(folder / "store"), num_ranks)
-    timeout = timedelta(seconds=30)
-    torch.distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout
-    )
-    try:
-        results = run_all(rank, num_ranks)
-    except Exception:
-        (folder / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
-        raise
-    torch.save(results, folder / f"{rank}.unfinished")
-    (folder / f"{rank}.unfinished").rename(folder / f"{rank}.pt")
-    gc.collect()  # a model that outlives its group can abort the process
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
