@@ -1,27 +1,19 @@
 import json
 from collections import Counter
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 
 import pytest
 from lab.run_queue import (
-    ASYMMETRIC,
-    COLUMNS,
-    COLUMNS100,
     EPOCHS,
     HUMAN,
-    METHODS,
-    OWN,
     PARTS,
     PARTS_COLUMNS,
     PLACES,
-    RATES,
     VARIANTS,
     Point,
-    Wanted,
     ablated,
     cell,
-    leak,
     queue,
     read_queue,
     without,
@@ -42,66 +34,6 @@ def test_no_run_is_wanted_twice():
         (each.recipe, frozenset(each.arguments), frozenset(each.overrides)) for each in queue()
     )
     assert said.most_common(1)[0][1] == 1
-
-
-def test_the_first_tier_is_five_methods_under_four_kinds_of_noise():
-    first = [each for each in queue() if each.tier == "A"]
-    assert queue()[: len(first)] == first
-    expected = {
-        ("short", method, noise)
-        for method in ("standard", "ncr", "ncr+mixup", "elr+", "ncr+elr+")
-        for noise in (
-            "kind=symmetric noise=0.4",
-            "kind=symmetric noise=0.8",
-            "kind=asymmetric noise=0.4",
-            "kind=human column=worse",
-        )
-    }
-    assert {
-        (each.protocol, each.method, " ".join(each.arguments[1:3])) for each in first
-    } == expected
-    assert len(first) == 20
-
-
-def test_the_second_tier_has_three_seeds_of_the_paper_s_length():
-    second = [each for each in queue() if each.tier == "B"]
-    assert {each.protocol for each in second} == {"paper"}
-    seeds = Counter((each.method, each.arguments[1]) for each in second)
-    methods = ("ncr+mixup", "ncr+elr+", OWN)
-    assert seeds == dict.fromkeys(product(methods, ("kind=symmetric", "kind=human")), 3)
-    assert {word for each in second for word in each.arguments if word.startswith("seed=")} == {
-        "seed=0",
-        "seed=1",
-        "seed=2",
-    }
-
-
-def test_every_cell_of_the_tables_is_wanted():
-    titles = ["20", "40", "50", "80", "90"]
-    assert [column.key for column in COLUMNS] == [
-        *(f"symmetric-{rate}" for rate in titles),
-        ASYMMETRIC.key,
-        *(column.key for column in HUMAN),
-    ]
-    assert {cell(column, method).name for column in COLUMNS for method in METHODS} <= names()
-    assert {leak("elr+").name, leak("ncr+elr+").name} <= names()
-    assert {f"short-open-set-{kind}40-ncr+mixup-seed-0" for kind in ("", "within-")} <= names()
-    assert RATES == (0, 20, 40)
-    for rate in RATES:
-        assert {
-            ablated(rate, Point(alpha=alpha)).name for alpha in (0.1, 0.3, 0.5, 0.7, 0.9)
-        } <= names()
-        assert {ablated(rate, Point(k=k)).name for k in (1, 5, 10, 50, 100, None)} <= names()
-        assert {ablated(rate, Point(e=start)).name for start in (0, 20, 40, 60, 80)} <= names()
-        assert ablated(rate, Point(alpha=0.7, variant="released")).name in names()
-
-
-def test_all_that_decides_between_the_directions_of_kl_comes_together_and_before_more_columns():
-    order = [each.name for each in queue()]
-    points = list(chain(*VARIANTS.values()))
-    places = sorted(order.index(ablated(rate, point).name) for rate in RATES for point in points)
-    assert places == list(range(places[0], places[0] + len(points) * len(RATES)))
-    assert places[-1] < order.index(cell(COLUMNS[0], "ncr+elr+").name)
 
 
 def test_the_directions_of_kl_are_compared_at_every_weight_of_the_released_one():
@@ -179,25 +111,6 @@ def test_a_command_names_the_files_it_needs_and_no_place_of_a_machine():
     assert not any("=/" in each.command() for each in queue())
 
 
-def test_cifar_100_has_a_queue_of_every_method_and_column():
-    hundred = [each for each in queue() if each.recipe == "cifar100"]
-    assert {each.name for each in hundred} == {
-        cell(column, method).name for column in COLUMNS100 for method in METHODS
-    }
-    assert [each.method for each in hundred[: len(COLUMNS100)]] == [OWN] * len(COLUMNS100)
-    assert {each.tier for each in hundred} == {"D"}
-    trees = {each.name: config.call_recipe(*split(each)).experiment for each in hundred}
-    assert trees["short-cifar100-symmetric-90-elr+-seed-0"].noise.rate == 0.9
-    assert trees["short-cifar100-asymmetric-40-ncr-seed-0"].noise.mapping == "cifar100-next"
-    human = trees[f"short-cifar100-human-{OWN}-seed-0"]
-    assert (human.noise, Path(human.data.labels).name) == (None, Path(PLACES["cifar100n"]).name)
-
-
-def split(wanted):
-    recipe, *words = wanted.words(PLACES)
-    return recipe, words
-
-
 def test_a_queue_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "queue.json"
     path.write_text(write_queue(queue(), ["short-symmetric-40-ncr-seed-0"]))
@@ -214,9 +127,3 @@ def test_a_file_that_is_not_a_queue_is_named(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ValueError, match=str(path)):
         read_queue(path)
-
-
-def test_a_short_entry_is_enough(tmp_path):
-    path = tmp_path / "queue.json"
-    path.write_text('[{"name": "a", "protocol": "short", "arguments": ["method=ncr"]}]')
-    assert read_queue(path) == [Wanted(name="a", protocol="short", arguments=("method=ncr",))]
