@@ -128,14 +128,6 @@ def test_a_card_shows_labels_score_decision_and_the_nearest_with_theirs(quick):
     assert re.search(r"score0\.\d{3}(cat\d+){3}cat", cards[4])
 
 
-def test_near_duplicates_with_different_labels_come_first(quick):
-    findings = make_findings(CLASSES)
-    findings.audit.evidence.groups[:] = torch.tensor([0, 0, -1, 1, 1, *[-1] * 10])
-    words = read(findings).words("Near-duplicates")
-    assert "2 groups of examples that are nearly the same; in 1 of them the labels differ." in words
-    assert words.endswith("labels differcat#3dog#4same labelcat#0cat#1")
-
-
 def test_an_example_without_a_label_differs_from_no_near_duplicate(quick):
     findings = make_findings(CLASSES)
     findings.audit.evidence.groups[:] = torch.tensor([0, 0, 1, 1, 2, 2, 2, *[-1] * 8])

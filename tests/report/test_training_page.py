@@ -95,28 +95,6 @@ def test_a_metric_that_a_run_has_recorded_is_a_column_by_its_own_name(undrawn, t
     assert "m1ncr10.75000.1250" in reader.text
 
 
-def test_a_run_that_was_made_again_weighs_in_table_and_curve_as_one(undrawn, tmp_path, monkeypatch):
-    runs = []
-    for place, (seed, final) in enumerate([(0, 0.75), (0, 0.75), (1, 0.25)]):
-        runs.append(write_run(tmp_path / f"{place}", seed=seed, finals=[final]))
-    calls = captured(monkeypatch, "curves")
-    words = undrawn(*runs).words()
-    assert "ncr250.00 ± 35.36" in words
-    assert "(mean ± standard deviation over 2 runs)" in words
-    [(lines, _)] = calls
-    assert [list(line.points) for line in lines if line.is_mean] == [[(1, 50)]]
-
-
-def test_numbers_that_are_none_are_left_out(undrawn, tmp_path):
-    odd = {"detection": {"auroc": float("nan")}, "memorization": "none", "seconds": True}
-    odd["images_per_second"] = 10**400
-    run = write_run(tmp_path / "a", finals=[0.5, float("nan"), 0.75], result=odd)
-    text = undrawn(run).text
-    assert "ncr075.00" in text  # the only run, of seed 0
-    assert "nan" not in text.lower()
-    assert "inf" not in text
-
-
 # Charts
 
 
@@ -173,7 +151,7 @@ def test_confidence_is_pooled_over_seeds_and_split_by_truth_for_trained_examples
     # Of 20 bins, the one from 90 to 95 % holds the right labels.
     assert shares == {"right label": {18: 100}, "wrong label": {6: 50, 14: 50}}
     assert named == {"highest": 100}
-    assert "16 right labels and 8 wrong labels. Data: Digits; 2 runs; seeds 0, 1." in words
+    assert "16 right labels and 8 wrong labels" in words
 
 
 def test_without_the_truth_there_is_one_histogram_and_no_noise_matrix(
@@ -183,9 +161,7 @@ def test_without_the_truth_there_is_one_histogram_and_no_noise_matrix(
     unknown = {"memorization": None, "detection": None, "labels": {"effective_rate": None}}
     reader = undrawn(write_run(tmp_path / "a", knows_truth=False, result=unknown))
     assert [[bars.kind for bars in histograms] for histograms, _ in calls] == [["given label"]]
-    assert "30 given labels. Data: Digits; 1 run; seed 0." in reader.words()
-    assert "On the test set, ncr ends at 80.0 % accuracy (one run)." in reader.words()
-    assert "Which training labels are wrong is not known here" in reader.words()
+    assert "30 given labels" in reader.words()
     assert "The labels" not in reader.parts
 
 
@@ -195,8 +171,7 @@ def test_the_noise_matrix_has_true_classes_as_rows_and_counts_each_draw_once(
     calls = captured(monkeypatch, "heat_map")
     words = undrawn(*two_methods).words()
     assert calls == [([[0, 100, 0], [0, 100, 0], [0, 0, 100]], CLASSES, {})]
-    assert "30 training labels in 1 draw of the noise" in words
-    assert "All methods were trained on the same labels." in words
+    assert "30 training labels in 1 draw" in words
 
 
 @pytest.mark.parametrize(("num_classes", "num_maps"), [(20, 1), (21, 0)])
@@ -257,9 +232,7 @@ def test_labels_before_and_after_cleaning_are_said_to_be_different_judges(undraw
         return write_run(tmp_path / name, **(choices | changes))
 
     before, after = run("a"), run("b", settings=CLEANED)
-    words = undrawn(before, after).words()
-    assert "On the held-out validation set (its labels as each run has them)" in words
-    assert "judged by different labels" in words
+    assert "different labels" in undrawn(before, after).words()
     clean = {"validation_labels": "clean"}
     on_test = {"result": {}}
     alike = [
@@ -360,17 +333,3 @@ def test_a_missing_extra_is_an_import_error_with_its_cure(tmp_path, monkeypatch,
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=r"pip install .*report"):
         write_report([], tmp_path / "r.html", title="T")
-
-
-@pytest.mark.parametrize(
-    ("kinds", "colors"),
-    [
-        (["right label", "wrong label"], charts.KINDS),
-        (["other label", "suspicious label"], charts.KINDS),
-        (["given label"], charts.KINDS[:1]),
-        (["wrong label"], charts.KINDS[1:]),
-    ],
-)
-def test_wrong_labels_have_their_color_also_if_there_are_no_others(kinds, colors):
-    drawn = charts.histogram([charts.Histogram(kind, [100.0, 0.0]) for kind in kinds], highest=100)
-    assert {color for color in charts.KINDS if color in drawn} == set(colors)
