@@ -58,21 +58,6 @@ def test_a_method_that_was_left_to_the_recipe_is_named_as_one_that_was_chosen(ru
     assert [row[0] for row in rows] == ["ncr", "ncr", "ncr: mean ± std"]
 
 
-def test_a_run_named_twice_counts_once(runs):
-    otherwise = runs[0] / ".." / runs[0].name
-    [group] = compare.compare([runs[0], runs[0], otherwise, runs[1]]).groups
-    assert len(group.rows) == 2
-
-
-def test_a_copy_of_a_run_is_no_further_seed(runs, tmp_path):
-    copy = shutil.copytree(runs[0], tmp_path / "copy")
-    compared = compare.compare([runs[0], copy, runs[1]])
-    [group] = compared.groups
-    assert len(group.rows) == 3
-    assert group.means["final"] == (pytest.approx(0.85), pytest.approx(0.1 / 2**0.5), 2)
-    assert [row[4] for row in compared.to_cells()[1]] == ["0", "0", "1", "n=2"]
-
-
 def test_a_split_that_was_not_judged_cannot_be_compared(runs):
     with pytest.raises(ValueError, match=r"split .*'dev'"):
         compare.compare(runs, split="dev")
