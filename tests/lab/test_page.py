@@ -1,19 +1,14 @@
 import json
 import statistics
-from itertools import chain, product
 from pathlib import Path
 
 import pytest
-from lab.cells import Numbers
 from lab.page import main, make_page, stale_files, write_results
-from lab.questions import best
 from lab.record import take
 from lab.run_queue import (
     BY_KEY,
     OWN,
-    RATES,
     STAGES,
-    VARIANTS,
     Wanted,
     ablated,
     cell,
@@ -58,24 +53,6 @@ def test_a_number_stands_in_its_cell_with_what_it_cost(tmp_path):
     assert all("81.24" not in " ".join(row) for row in lines(text, "`ncr+mixup`"))
 
 
-def test_probes_stand_apart(tmp_path):
-    usual = cell(BY_KEY["cifar100-symmetric-80"], OWN)
-    arguments = (*usual.arguments, "held_out=5000")
-    probe = Wanted(name="probe", protocol="short", recipe="cifar100", arguments=arguments)
-    take([record(probe, 0.2, held_out=0.3)], tmp_path / "probes")
-    text = page(tmp_path, record(usual, 0.48))
-    assert lines(text, "`probe`", "## Probes")[0] == ["`probe`", "30.0", "20.0", "1.0", "1234abc"]
-    assert lines(text, f"`{OWN}`", "### CIFAR-100, synthetic noise")[0][5] == "48.00"
-    assert "### Variations" not in text
-
-
-def test_a_run_that_shared_its_device_counts_with_its_share(tmp_path):
-    made = record(cell(BY_KEY["symmetric-80"], "ncr"), 0.81236, seconds=180.0)
-    text = page(tmp_path, {**made, "device_seconds": 72.0})
-    assert lines(text, "`ncr` ")[0][-1] == "1.2"
-    assert lines(text, f"`{made['name']}`", "## All runs")[0][8:10] == ["1.2", "69 500 shared"]
-
-
 def test_protocols_are_never_mixed(tmp_path):
     short = record(cell(WORST, "ncr+mixup"), 0.80)
     usual = cell(WORST, "ncr+mixup", protocol="paper")
@@ -95,18 +72,6 @@ def test_seeds_are_a_mean_with_the_deviation_of_a_sample(tmp_path):
     assert found == [f"`{OWN}`", "ours", f"94.80 ± {deviation:.2f} (n=3)", "1.0"]
 
 
-def test_the_audit_of_a_run_has_a_row_of_its_own(tmp_path):
-    run = record(cell(WORST, "ncr"), auroc=0.9581)
-    unaudited = record(cell(AGGREGATE, "ncr"), seconds=600.0)
-    audit = {"auroc": 0.971, "average_precision": 0.96}
-    text = page(tmp_path, unaudited, {**run, "audit": {**audit, "seconds": 30.0}})
-    plain, audited, *_ = lines(text, "`ncr`", "### Finding")
-    assert plain[4:] == [".958", "−.009", ".875", "5.5 (1.0 to 10.0)"]
-    assert audited[1:] == ["not run", "–", "not run", ".971", "+.004", ".960", "1.5"]
-    text = page(tmp_path, {**run, "audit": audit})  # an audit that was not timed
-    assert lines(text, "`ncr`", "### Finding")[1][-1] == "–"
-
-
 def test_the_best_value_is_chosen_on_held_out_examples(tmp_path):
     made = [
         record(ablated(40, point), 0.9 - 0.01 * place, held_out=0.5 + 0.01 * place)
@@ -118,25 +83,6 @@ def test_the_best_value_is_chosen_on_held_out_examples(tmp_path):
     held_out, test = rows[place], rows[place + 1]
     assert held_out[2:] == [*(f"5{place}.00" for place in range(5)), "0.9", "1.0"]
     assert test[1:7] == ["test", "90.00", "89.00", "88.00", "87.00", "86.00"]
-
-
-def test_the_directions_of_kl_are_compared_with_the_best_weight_of_each(tmp_path):
-    shares, made = {"paper": 0.60, "released": 0.62}, []
-    for rate, point in product(RATES, chain(*VARIANTS.values())):
-        made.append(record(ablated(rate, point), 0.9, held_out=shares[point.variant]))
-    numbers = Numbers(records={each["name"]: each for each in made})
-    held_out = [best(numbers, 40, VARIANTS[name]).held_out.mean for name in ("paper", "released")]
-    assert held_out == pytest.approx([60, 62])
-    assert best(numbers, 30, VARIANTS["paper"]) is None
-    assert "2.00 points" in page(tmp_path, *made)
-
-
-def test_a_run_of_other_settings_than_the_recipe_has_now_is_marked(tmp_path):
-    made = record(cell(WORST, "ncr"), 0.8)
-    made["experiment"]["objective"]["alpha"] = 0.3
-    text = page(tmp_path, made)
-    assert lines(text, "`ncr` ", "### Human labels")[0][-2] == "80.00†"
-    assert f"- `{made['name']}`: objective.alpha: 0.3, not 0.9" in text
 
 
 def test_a_mean_is_of_one_form_of_a_method(tmp_path):

@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -10,9 +9,7 @@ from lab.run_queue import (
     PARTS,
     PARTS_COLUMNS,
     PLACES,
-    VARIANTS,
     Point,
-    ablated,
     cell,
     queue,
     read_queue,
@@ -29,21 +26,9 @@ def names():
 
 
 def test_no_run_is_wanted_twice():
-    assert Counter(each.name for each in queue()).most_common(1)[0][1] == 1
-    said = Counter(
-        (each.recipe, frozenset(each.arguments), frozenset(each.overrides)) for each in queue()
-    )
-    assert said.most_common(1)[0][1] == 1
-
-
-def test_the_directions_of_kl_are_compared_at_every_weight_of_the_released_one():
-    def weight(point):
-        return point.alpha / (1 - point.alpha) * (4 if point.variant == "released" else 1)
-
-    weights = {name: [weight(point) for point in points] for name, points in VARIANTS.items()}
-    for heavy in [each for each in weights["released"] if each > 9]:
-        assert min(abs(each / heavy - 1) for each in weights["paper"]) < 0.05
-    assert max(weights["paper"]) == pytest.approx(max(weights["released"]), rel=0.01)
+    assert len(names()) == len(queue())
+    said = [(run.recipe, frozenset(run.arguments), frozenset(run.overrides)) for run in queue()]
+    assert len(set(said)) == len(said)
 
 
 def test_the_recipe_takes_every_run_and_says_what_its_name_says():
@@ -57,10 +42,8 @@ def test_the_recipe_takes_every_run_and_says_what_its_name_says():
     assert trees["short-symmetric-80-ncr-seed-0"].noise.rate == 0.8
     assert trees["paper-symmetric-40-ncr+elr+-seed-2"].seed == 2
     assert trees["short-symmetric-40-elr+-noise-per-network-seed-0"].noise_per_network
-    assert (
-        trees["short-held-out-symmetric-20-ncr-paper-alpha-0.9-k-all-e-0-seed-0"].objective.k
-        is None
-    )
+    name = "short-held-out-symmetric-20-ncr-paper-alpha-0.9-k-all-e-0-seed-0"
+    assert trees[name].objective.k is None
     held = trees["short-held-out-symmetric-40-ncr-released-alpha-0.7-k-10-e-0-seed-0"]
     assert (held.held_out, held.objective.alpha, held.objective.variant) == (5000, 0.7, "released")
 
@@ -68,33 +51,20 @@ def test_the_recipe_takes_every_run_and_says_what_its_name_says():
 def test_every_part_of_our_method_is_left_out_once_and_alone():
     def settings(wanted):
         recipe, *words = wanted.words(PLACES)
-        return config.to_tree(
-            config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides).experiment
-        )
+        call = config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides)
+        return config.to_tree(call.experiment)
 
     for key, part in product(PARTS_COLUMNS, PARTS):
         assert {without(key, None).name, without(key, part).name} <= names()
         field, value = part.override.split("=")
-        changed = [
-            each.split(":")[0]
-            for each in config.differences(
-                settings(without(key, None)), settings(without(key, part))
-            )
-        ]
-        assert changed == [field], part
+        trees = settings(without(key, None)), settings(without(key, part))
+        assert [line.split(":")[0] for line in config.differences(*trees)] == [field], part
         assert value in ("0", "1", "none")
     assert settings(without("human-worse", None))["held_out"] == 5000
     recipe, *words = without("human-worse", None).words(PLACES)
     objective = config.call_recipe(recipe, words).experiment.objective
     left_out = {part.override.split("=")[0].removeprefix("objective.") for part in PARTS}
     assert left_out - {"mixup"} <= vars(objective).keys()
-
-
-def test_the_commands_of_the_ablation_differ_in_the_values_alone():
-    plain = ablated(40, Point()).command()
-    for value in ("1", "all"):
-        k = None if value == "all" else int(value)
-        assert ablated(40, Point(k=k)).command() == plain.replace(" k=10 ", f" k={value} ")
 
 
 def test_the_settings_that_are_not_varied_are_those_of_the_recipe():

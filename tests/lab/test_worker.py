@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 from lab import worker
 from lab.record import read_records, take
 from lab.run_queue import BY_KEY, Wanted, cell, write_queue
@@ -71,9 +70,8 @@ def test_runs_that_are_recorded_or_not_chosen_are_left_out(run, tmp_path, capsys
     assert worker.main([*words, "--commit", "abc1234"]) == 0
     capsys.readouterr()
     assert list(read_records(tmp_path / "taken")) == ["one-A"]
-    told = run(
-        queue, "--list", "--records", str(tmp_path / "taken"), "--runs", str(tmp_path / "others")
-    )[3]
+    others = ["--records", str(tmp_path / "taken"), "--runs", str(tmp_path / "others")]
+    told = run(queue, "--list", *others)[3]
     assert [line.split()[-1] for line in told.splitlines()] == ["one-B", "two-B", "two-A"]
 
 
@@ -197,26 +195,6 @@ def test_a_record_counts_half_of_what_was_shared_and_all_of_what_was_done_before
     assert 900 < records["resumed"]["device_seconds"] < 1000.0
 
 
-def test_an_audit_takes_the_threads_that_others_leave_and_gives_them_back(
-    tmp_path, another, monkeypatch
-):
-    (tmp_path / "theirs").symlink_to(str(another))
-    threads, seen = torch.get_num_threads(), []
-
-    def audit_run(folder, *, report):
-        seen.append(torch.get_num_threads())
-        raise ValueError("no such run")
-
-    monkeypatch.setattr(worker, "audit_run", audit_run)
-    try:
-        torch.set_num_threads(4)
-        with pytest.raises(ValueError, match="no such run"):
-            worker._audit(tmp_path / "run", tmp_path)
-        assert (seen, torch.get_num_threads()) == ([2], 4)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_two_processes_in_one_folder_run_everything_once(tmp_path):
     queue = [toy(f"run-{number}", f"seed={number}") for number in range(2)]
     (tmp_path / "queue.json").write_text(write_queue(queue))
@@ -241,13 +219,6 @@ def test_a_run_whose_recipe_has_changed_since_is_run_again(run, tmp_path):
     take([made], path.parent, overwrite=True)
     run([toy("one")])
     assert json.loads(path.read_text())["experiment"]["optimizer"]["lr"] != 123.0
-
-
-def test_runs_without_their_files_are_left_out(run):
-    told = run([cell(BY_KEY["human-worse"], "ncr"), toy("one")], "--list", "--cifar10", "anywhere")[
-        3
-    ]
-    assert [line.split()[-1] for line in told.splitlines()] == ["one"]
 
 
 @pytest.fixture
@@ -279,31 +250,6 @@ def test_a_value_that_cannot_be_used_is_refused_before_any_run(
     assert option in last
     assert value in last
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("content", ["[1", "{}"])
-def test_a_damaged_reason_of_a_failure_is_named(words, tmp_path, capsys, content):
-    path = tmp_path / "runs" / "records" / "failed" / "one.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(content)
-    assert worker.main(["run", *words]) == 65
-    assert str(path) in capsys.readouterr().err
-
-
-def test_a_failure_that_another_process_takes_back_meanwhile_is_none(words, tmp_path, capsys):
-    path = tmp_path / "runs" / "records" / "failed" / "one.json"
-    path.parent.mkdir(parents=True)
-    path.symlink_to("gone")  # listed, and not there any more
-    (tmp_path / "queue.json").write_text(write_queue([toy("one"), toy("two")]))
-    assert worker.main(["run", "--list", *words]) == 0
-    names = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["one", "two"]  # a run that failed comes last
-
-
-def test_a_folder_may_be_kept(run, tmp_path):
-    run([toy("one"), toy("two", "method=standard")], "--keep", "two")
-    assert not (tmp_path / "runs" / "one").exists()
-    assert (tmp_path / "runs" / "two" / "result.json").is_file()
 
 
 @pytest.mark.parametrize(
