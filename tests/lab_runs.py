@@ -6,25 +6,19 @@ from lab.run_queue import PLACES
 from nearsay import config
 
 
+def shares(final, *, best, last_10, best_epoch):
+    return {"final": final, "best": best, "best_epoch": best_epoch, "last_10": last_10}
+
+
 def result(final=0.9, *, held_out=None, auroc=0.95, seconds=60.0, seed=0):
-    accuracy = {
-        "test": {"final": final, "best": final + 0.01, "best_epoch": 90.0, "last_10": final - 0.01}
-    }
+    accuracy = {"test": shares(final, best=final + 0.01, last_10=final - 0.01, best_epoch=90.0)}
     if held_out is not None:
-        accuracy["validation"] = {
-            "final": held_out,
-            "best": held_out,
-            "best_epoch": 99.0,
-            "last_10": held_out,
-        }
+        validation = shares(held_out, best=held_out, last_10=held_out, best_epoch=99.0)
+        accuracy["validation"] = validation
+    labels = {"requested_rate": 0.4, "effective_rate": 0.361, "num_classes": 10}
     return {
         "accuracy": accuracy,
-        "labels": {
-            "fingerprint": "ab12",
-            "requested_rate": 0.4,
-            "effective_rate": 0.361,
-            "num_classes": 10,
-        },
+        "labels": {"fingerprint": "ab12", **labels},
         "detection": None if auroc is None else {"auroc": auroc, "average_precision": 0.875},
         "confidence": {"right": 0.8, "wrong": 0.1},
         "epochs": 100.0,
@@ -42,11 +36,6 @@ def record(wanted, final=0.9, *, seed=0, commit="1234abc", **more):
     """As of the queue, or with another seed."""
     recipe, *words = wanted.words(PLACES)
     call = config.apply_overrides(config.call_recipe(recipe, words), wanted.overrides)
-    made = make_record(
-        wanted,
-        result(final, seed=seed, **more),
-        config.to_tree(call.experiment),
-        seconds=1.0,
-        places=PLACES,
-    )
+    tree, results = config.to_tree(call.experiment), result(final, seed=seed, **more)
+    made = make_record(wanted, results, tree, seconds=1.0, places=PLACES)
     return {**made, "commit": commit}

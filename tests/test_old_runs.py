@@ -118,11 +118,8 @@ def test_an_old_run_is_evaluated_to_the_same_numbers(folder, nearsay):
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_an_old_run_is_audited_to_the_same_numbers(folder, nearsay):
     told = json.loads(nearsay("audit", folder, "--json", "--no-report", "--device", "cpu"))
-    found = (
-        told["num_issues"],
-        told["noise_rate"]["estimate"],
-        told["detection"]["score"]["auroc"],
-    )
+    auroc = told["detection"]["score"]["auroc"]
+    found = (told["num_issues"], told["noise_rate"]["estimate"], auroc)
     assert found == pytest.approx(AUDITED[folder.name], abs=5e-5)
     with open(folder / "audit.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == told["num_examples"]
@@ -130,11 +127,8 @@ def test_an_old_run_is_audited_to_the_same_numbers(folder, nearsay):
 
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_an_old_run_labels_new_inputs_as_it_did(folder, nearsay):
-    rows = list(
-        csv.DictReader(
-            nearsay("predict", folder, inputs_for(folder.name), "--device", "cpu").splitlines()
-        )
-    )
+    told = nearsay("predict", folder, inputs_for(folder.name), "--device", "cpu")
+    rows = list(csv.DictReader(told.splitlines()))
     assert "".join(row["label"][0] for row in rows[:20]) == PREDICTED[folder.name]
     assert not any(row["error"] for row in rows)
 
@@ -151,19 +145,15 @@ def test_the_weights_of_an_old_run_are_exported(folder, nearsay):
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_a_finished_old_run_only_tells_its_result_again(folder, nearsay):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert (
-        json.loads(train(nearsay, folder))["accuracy"]
-        == json.loads(before[folder / "result.json"])["accuracy"]
-    )
+    told, kept = json.loads(train(nearsay, folder)), json.loads(before[folder / "result.json"])
+    assert told["accuracy"] == kept["accuracy"]
     assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_an_unfinished_old_run_goes_on_to_the_same_result(folder, nearsay):
-    result, log = (
-        json.loads((folder / "result.json").read_bytes()),
-        (folder / "log.jsonl").read_text("utf-8"),
-    )
+    result = json.loads((folder / "result.json").read_bytes())
+    log = (folder / "log.jsonl").read_text("utf-8")
     weights = load_file(folder / "model.safetensors")
     for name in ("result.json", "model.safetensors", "dynamics.safetensors"):
         (folder / name).unlink()
@@ -172,18 +162,15 @@ def test_an_unfinished_old_run_goes_on_to_the_same_result(folder, nearsay):
     kept = json.loads((checkpoint / "state.json").read_bytes())["log_end"]
     train(nearsay, folder)
     # On the machine that made them all of this is equal; another one may round otherwise.
-    ended, lines = (
-        json.loads((folder / "result.json").read_bytes()),
-        (folder / "log.jsonl").read_text("utf-8"),
-    )
+    ended = json.loads((folder / "result.json").read_bytes())
+    lines = (folder / "log.jsonl").read_text("utf-8")
     assert ended["steps"] == result["steps"]
     for split, accuracy in result["accuracy"].items():
         assert ended["accuracy"][split] == pytest.approx(accuracy, abs=0.01)
     assert lines[:kept] == log[:kept]
     for new, old in zip(lines.splitlines(), log.splitlines(), strict=True):
-        terms = zip(
-            json.loads(new).values(), json.loads(old).values(), strict=True
-        )  # names may change
+        # Names may change.
+        terms = zip(json.loads(new).values(), json.loads(old).values(), strict=True)
         assert all(term == pytest.approx(known, rel=1e-3, abs=1e-3) for term, known in terms), new
     others = load_file(folder / "model.safetensors")
     assert weights.keys() == others.keys()

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
-from nearsay.doors.demo import TITLE
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,11 +24,7 @@ def test_the_source_distribution_leaves_data_and_environments_of_the_user_out(tm
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, clone / name)
     before = packed(clone, tmp_path)
-    for name in (
-        ".venv-full/lib/torch.py",
-        "data/cifar-10-batches-py/data_batch_1",
-        "photos/cat/1.jpg",
-    ):
+    for name in (".venv-full/lib/torch.py", "data/cifar-10/batch_1", "photos/cat/1.jpg"):
         (clone / name).parent.mkdir(parents=True)
         (clone / name).write_text("of the user")
     assert "src/nearsay/_version.py" in before
@@ -56,23 +50,11 @@ def test_an_environment_that_was_left_without_pip_is_set_up_again(tmp_path):
         ".venv/bin/python": "test -x .venv/bin/pip",
         "python": '[ "$2" != venv ] || cp "$0" .venv/bin/pip',
     }
-    for (
-        name,
-        line,
-    ) in scripts.items():  # stand-ins: the one wants pip for all it does, the other makes it
+    # Stand-ins: the one wants pip for all it does, the other makes it.
+    for name, line in scripts.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     made = subprocess.run(
         ["make", ".venv/core", "PYTHON=./python"], cwd=tmp_path, capture_output=True, text=True
     )
     assert made.returncode == 0, made.stderr
-
-
-def test_the_demonstration_says_what_it_is_once(tmp_path):
-    """The command has a heading of its own."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    words = ["make", "demo", "--assume-old", ".venv/core", "BIN=."]
-    (tmp_path / "nearsay").write_text(f"#!/bin/sh\necho '{TITLE}: once'\n")
-    (tmp_path / "nearsay").chmod(0o755)
-    made = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert (made.stdout.count(TITLE), made.returncode) == (1, 0)

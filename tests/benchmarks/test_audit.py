@@ -6,7 +6,6 @@ import numpy as np
 import planting
 import pytest
 import torch
-from PIL import Image
 
 
 @pytest.fixture
@@ -24,18 +23,10 @@ def test_to_review_counts_until_nine_tenths_are_found():
 
 
 def test_detection_is_perfect_where_all_wrong_ones_stand_first():
-    found = benchmark.detection(
-        torch.tensor([0.1, 0.9, 0.2, 0.8]), torch.tensor([True, False, True, False])
-    )
+    is_wrong = torch.tensor([True, False, True, False])
+    found = benchmark.detection(torch.tensor([0.1, 0.9, 0.2, 0.8]), is_wrong)
     assert found == {"auroc": 1.0, "average_precision": 1.0}
     assert benchmark.detection(torch.rand(3), torch.zeros(3, dtype=torch.bool)) is None
-
-
-def test_ranks_count_from_one_and_the_most_suspicious_is_first():
-    assert benchmark._ranks(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([True, False, True])) == [
-        2,
-        3,
-    ]
 
 
 def test_copies_stand_at_the_end_and_kinds_take_turns(tiles):
@@ -45,17 +36,6 @@ def test_copies_stand_at_the_end_and_kinds_take_turns(tiles):
     assert [planted.changes[at, 12 + at] for at in range(6)] == [*planting.CHANGES, "crop"]
     assert torch.equal(planting.plant(tiles, 6, seed=3).images, planted.images)
     assert all(not torch.equal(planted.images[at], planted.images[12 + at]) for at in range(6))
-
-
-def test_brightness_changes_by_a_twentieth_and_a_crop_is_enlarged():
-    gray = torch.full((3, 32, 32), 100, dtype=torch.uint8)
-    brighter = planting.changed(gray, "brightness", np.random.default_rng(0))
-    # Pillow cuts off.
-    assert brighter.unique().item() in (95, 104, 105)
-    row = torch.arange(32, dtype=torch.uint8).mul(8).expand(3, 32, 32)
-    cut = planting.changed(row, "crop", np.random.default_rng(1))
-    assert cut.shape == (3, 32, 32)
-    assert int(cut.max()) - int(cut.min()) < 248
 
 
 def test_found_pairs_are_planted_real_or_mistakes(tiles, monkeypatch):
@@ -74,18 +54,8 @@ def test_found_pairs_are_planted_real_or_mistakes(tiles, monkeypatch):
 def test_the_independent_rule_allows_a_move_but_no_other_picture(tiles):
     wide = planting.photographs(side=40, tile=64)[0]
     images = torch.stack([wide[:, :32, :32], wide[:, 3:35, 2:34], tiles[5], 255 - tiles[5]])
-    assert planting.is_same(images, torch.tensor([[0, 1], [0, 2], [2, 3]])).tolist() == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_photographs_do_not_overlap_and_have_something_to_see():
-    tiles = planting.photographs(side=32, tile=64)
-    assert tiles.shape[1:] == (3, 32, 32)
-    assert tiles.float().mean(dim=1).flatten(1).std(dim=1).min() > 15
-    assert len(torch.unique(tiles.flatten(1), dim=0)) == len(tiles)
+    pairs = torch.tensor([[0, 1], [0, 2], [2, 3]])
+    assert planting.is_same(images, pairs).tolist() == [True, False, False]
 
 
 def test_foreign_kinds_take_turns_and_are_drawn_again_alike():
@@ -98,19 +68,16 @@ def test_foreign_kinds_take_turns_and_are_drawn_again_alike():
 
 
 def test_foreign_images_are_ranked_by_kind():
-    strangers = torch.randint(
-        0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    strangers = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=generator)
     home = planting.photographs(side=32, tile=64)
-    row = benchmark.rank_foreign(
-        home, torch.arange(len(home)) % 2, strangers, ["noise", "noise", "text", "text"]
-    )
+    kinds = ["noise", "noise", "text", "text"]
+    row = benchmark.rank_foreign(home, torch.arange(len(home)) % 2, strangers, kinds)
     assert row["num_images"] == len(home) + 4
     assert set(row["auroc_of"]) == {"noise", "text"}
     assert row["auroc"] == pytest.approx(sum(row["auroc_of"].values()) / 2)
-    assert benchmark._apart(torch.tensor([0.9, 0.5]), torch.tensor([0.7, 0.1])) == pytest.approx(
-        0.75
-    )
+    apart = benchmark._apart(torch.tensor([0.9, 0.5]), torch.tensor([0.7, 0.1]))
+    assert apart == pytest.approx(0.75)
 
 
 def test_features_on_disk_have_the_wished_shape_and_classes_that_overlap(tmp_path):
@@ -142,38 +109,21 @@ def test_a_large_audit_is_timed_and_judged():
 def test_rows_are_written_and_runs_are_not_mixed_with_what_needs_none(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(
-        benchmark, "scale", lambda num, classes: {"num_examples": num, "num_classes": classes}
-    )
+    monkeypatch.setattr(benchmark, "scale", lambda num, classes: {"sizes": [num, classes]})
     out = tmp_path / "a folder of its own" / "rows.json"
-    monkeypatch.setattr(
-        sys, "argv", ["audit.py", "--scale", "70", "--classes", "7", "--out", str(out)]
-    )
+    words = ["audit.py", "--scale", "70", "--classes", "7", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
     benchmark.main()
-    assert json.loads(out.read_text())["rows"] == [{"num_examples": 70, "num_classes": 7}]
+    assert json.loads(out.read_text())["rows"] == [{"sizes": [70, 7]}]
     monkeypatch.setattr(sys, "argv", ["audit.py", "--scale", "70", "run"])
     with pytest.raises(SystemExit):
         benchmark.main()
     assert "RUN" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_run_ends_in_an_error_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["audit.py", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit, match="65"):
-        benchmark.main()
-    assert "labels.npz" in capsys.readouterr().err
-
-
-def test_drawn_sheets_are_bright():
-    drawn = planting._drawn("text", np.random.default_rng(0))
-    assert isinstance(drawn, Image.Image)
-    assert np.asarray(drawn).mean() > 150
-
-
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        (["--scale", "-5"], 2, "--scale"),
         (["--scale", "50", "--classes", "1"], 2, "--classes"),
         (["--scale", "50", "--out", "file/rows.json"], 74, "File exists"),
         (["--verified", "file", "run"], 65, "file"),

@@ -2,7 +2,6 @@ import sys
 
 import audit_trained as benchmark
 import numpy as np
-import pytest
 
 
 def test_sets_are_drawn_again_alike_and_are_wrong_as_they_say():
@@ -17,20 +16,8 @@ def test_a_training_is_audited_and_counted(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["audit_trained.py", "--first", "80025", "--num", "1"])
     benchmark.main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:13].rstrip() for line in lines] == [
-        "trainings",
-        "all",
-        "clouds, far",
-        "3-10 epochs",
-    ]
-
-
-@pytest.mark.parametrize("words", [["--num", "0"], ["--first", "-3"]])
-def test_seeds_that_cannot_be_meant_are_told_in_a_sentence(monkeypatch, capsys, words):
-    monkeypatch.setattr(sys, "argv", ["audit_trained.py", *words])
-    with pytest.raises(SystemExit, match="2"):
-        benchmark.main()
-    assert "must be at least 0 and 1" in capsys.readouterr().err.splitlines()[-1]
+    starts = ["trainings", "all", "clouds, far", "3-10 epochs"]
+    assert [line[:13].rstrip() for line in lines] == starts
 
 
 def test_ends_on_the_wrong_side_of_the_truth_are_counted_apart(capsys):

@@ -1,18 +1,14 @@
 """The verbs audit and clean, and the commands that they tell to type next."""
 
-import csv
 import json
 import shlex
 import shutil
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from nearsay import cli
-from nearsay.config import command_again
 from nearsay.doors.audit import audit_run
 from nearsay.label_issues import audit
 
@@ -178,24 +174,6 @@ def test_after_the_images_were_moved_away_their_names_are_left_out_and_no_old_ma
         assert "24" in err
 
 
-def test_where_files_of_a_manifest_are_gone_the_first_of_them_is_named(
-    photographs, tmp_path, capsys
-):
-    photos = tmp_path / "photos"
-    shutil.copytree(photographs / "photos", photos, ignore=shutil.ignore_patterns("x.jpg"))
-    paths = sorted(path.relative_to(tmp_path) for path in photos.rglob("*.png"))
-    table, run = tmp_path / "labels.csv", str(tmp_path / "run")
-    table.write_text("path,label\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
-    assert cli.main(["train", "manifest", f"path={table}", *QUICK, "--out", run]) == 0
-    photos.rename(tmp_path / "elsewhere")
-    for words in (["audit", run, "--no-report"], ["clean", run]):
-        capsys.readouterr()
-        assert cli.main(words) == 0
-        err = capsys.readouterr().err
-        assert f"{table}:2: " in err
-        assert repr(str(paths[0])) in err
-
-
 def test_an_audit_is_doubted_above_a_share_of_wrong_labels_and_not_at_it(
     photographs, capsys, monkeypatch
 ):
@@ -224,39 +202,6 @@ def test_where_no_label_could_be_judged_the_noise_rate_is_unknown(run, capsys, m
     assert cli.main(["audit", str(run), "--json", "--no-report"]) == 0
     rate = json.loads(capsys.readouterr().out)["noise_rate"]
     assert rate == {"estimate": None, "low": 0, "high": 1}
-
-
-def test_one_label_is_told_of_in_the_singular(run, capsys, monkeypatch):
-    def with_one_issue(*positional, **named):
-        judged = audit(*positional, **named)
-        first = torch.arange(len(judged.given)) == judged.order()[0]
-        return replace(judged, is_issue=first)
-
-    monkeypatch.setattr("nearsay.label_issues.run_audit.audit", with_one_issue)
-    assert cli.main(["audit", str(run), "--no-report"]) == 0
-    assert "1 of 400 labels seems wrong" in capsys.readouterr().out
-    with np.load(run / "labels.npz") as labels:
-        classes, first = labels["classes"], labels["given"][0]
-    other = classes[(first + 1) % len(classes)]
-    (run / "corrections.csv").write_text(f"index,label\n0,{other}\n")
-    assert cli.main(["clean", str(run), "--relabel-above", "1", "--drop-below", "0"]) == 0
-    assert capsys.readouterr().out.startswith("1 label relabeled, 0 dropped, ")
-
-
-def test_further_tables_of_an_audit_are_written_and_named(run, capsys):
-    assert cli.main(["audit", str(run), "--no-report", "--spreadsheet"]) == 0
-    assert f"Wrote {run / 'audit-spreadsheet.csv'}\n" in capsys.readouterr().out
-    with (run / "audit-spreadsheet.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 400
-
-
-def test_the_command_to_train_again_replaces_older_labels_and_quotes_what_a_shell_would_read():
-    overrides = ["epochs=2", "labels_file=/old.npz"]
-    origin = {"recipe": "folder", "arguments": {"path": "/a b"}, "overrides": overrides}
-    command = command_again(origin, labels_file=Path("r/cleaned.npz"), out=Path("r-cleaned"))
-    words = ["nearsay", "train", "folder", "path=/a b", "--set", "epochs=2"]
-    words += ["--set", "labels_file=r/cleaned.npz", "--out", "r-cleaned"]
-    assert command == shlex.join(words)
 
 
 def test_the_command_to_train_again_hides_no_label_a_second_time(run, capsys):

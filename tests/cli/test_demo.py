@@ -21,22 +21,10 @@ def test_the_demonstration_shows_all_seeds_and_where_the_report_is(monkeypatch, 
     monkeypatch.setattr("nearsay.report.write_report", lambda runs, target, *, title: target)
     assert cli.main(["demo", "--out", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert err.splitlines()[1:] == [
-        "1/4  standard, seed 0: 90.0 %",
-        "2/4  ncr, seed 0: 85.0 %",
-        "3/4  standard, seed 1: 80.0 %",
-        "4/4  ncr, seed 1: 95.0 %",
-    ]
-    assert re.search(r"ncr above standard, points +-5\.0 +\+15\.0 +5\.0 ± 14\.1", out)
+    assert err.splitlines()[-1] == "4/4  ncr, seed 1: 95.0 %"
+    assert re.search(r"-5\.0 +\+15\.0 +5\.0 ± 14\.1", out)
     assert str(tmp_path / "report.html") in out
     assert f"nearsay audit {tmp_path / 'ncr-1'} " in out
-
-
-def test_recipes_are_listed_and_one_is_told_in_full(capsys):
-    assert cli.main(["recipes"]) == 0
-    assert re.search("^digits ", capsys.readouterr().out, re.MULTILINE)
-    assert cli.main(["recipes", "digits"]) == 0
-    assert capsys.readouterr().out.startswith("nearsay train digits method=ncr noise=0.4 ")
 
 
 def test_data_get_tells_where_the_data_is(monkeypatch, capsys, tmp_path):

@@ -11,9 +11,8 @@ from nearsay.cli import doctor
 
 def test_the_doctor_finds_versions_and_the_device():
     found = {each.name: each for each in doctor.examine()}
-    assert found["torch"].value == metadata.version(
-        "torch"
-    )  # where a build for GPUs has no +cu… after it
+    # A build for GPUs has no +cu… after it here.
+    assert found["torch"].value == metadata.version("torch")
     assert found["rich"].problem == ""
     assert "device" in found
     assert "pyarrow [parquet]" in found
@@ -27,13 +26,8 @@ def test_the_doctor_tells_what_is_too_old_or_missing(monkeypatch):
             raise doctor.metadata.PackageNotFoundError(name)
         return versions[name]
 
-    required = [
-        "old>=1.10",
-        "new>=1.10",
-        "gone>=1",
-        "extra>=2; extra == 'more'",
-        "torchvision>=0.25; extra == 'vision'",
-    ]
+    required = ["old>=1.10", "new>=1.10", "gone>=1", "extra>=2; extra == 'more'"]
+    required += ["torchvision>=0.25; extra == 'vision'"]
     monkeypatch.setattr(doctor.metadata, "version", version)
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: required)
     found = {each.name: each for each in doctor._packages()}

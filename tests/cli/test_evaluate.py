@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from nearsay import cli
-from nearsay.training.evaluate import evaluation_cells
 
 
 def test_evaluate_prints_the_accuracy_that_training_measured(run, capsys):
@@ -45,13 +44,6 @@ def test_other_data_is_called_by_its_name_and_its_unreadable_files_are_named(
     assert report["unreadable"][-1] == "light/x.jpg"
 
 
-def test_one_example_is_told_of_as_one():
-    names = ("accuracy", "balanced_accuracy", "top_5_accuracy", "calibration_error")
-    shares = dict.fromkeys([*names, "nll", "detection"])
-    cells = evaluation_cells({**shares, "split": "test", "data": None, "num_examples": 1})
-    assert cells == (["", "test (1 example)"], [])
-
-
 def test_predict_prints_csv_or_writes_a_table(run, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(3, 32)))
     assert cli.main(["predict", str(run), str(tmp_path / "x.npy")]) == 0
@@ -85,11 +77,7 @@ def test_predictions_do_not_replace_the_features_they_are_of(run, tmp_path, caps
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("labels.csv", "path,label\na.png,1\n"),
-        ("old.jsonl", '{"path": "a", "label": "b"}\n'),
-        ("notes.tsv", "?"),
-    ],
+    [("labels.csv", "path,label\na.png,1\n"), ("old.jsonl", '{"path": "a", "label": "b"}\n')],
 )
 def test_predictions_replace_earlier_ones_and_no_other_table(run, tmp_path, name, content):
     np.save(tmp_path / "x.npy", np.zeros((2, 32)))
@@ -104,7 +92,7 @@ def test_predictions_replace_earlier_ones_and_no_other_table(run, tmp_path, name
 
 @pytest.mark.parametrize(
     ("names", "code", "num_errors"),
-    [(["x.jpg"], 65, 1), (["0.png", "x.jpg"], 0, 1), (["0.png", "1.png"], 0, 0)],
+    [(["x.jpg"], 65, 1), (["0.png", "x.jpg"], 0, 1)],
 )
 def test_files_that_cannot_be_read_are_rows_with_an_error(
     photographs, tmp_path, capsys, names, code, num_errors
@@ -116,32 +104,6 @@ def test_files_that_cannot_be_read_are_rows_with_an_error(
     assert [row["path"] for row in rows] == images
     assert sum(bool(row["error"]) for row in rows) == num_errors
     assert ("x.jpg" in capsys.readouterr().err) == bool(code)
-
-
-def test_a_page_of_a_comparison_replaces_pages_and_nothing_else(run, tmp_path):
-    words = ["compare", str(run), "--html", str(tmp_path / "labels.csv")]
-    (tmp_path / "labels.csv").write_text("path,label\na.png,1\n")
-    assert cli.main(words) == 73
-    assert (tmp_path / "labels.csv").read_text() == "path,label\na.png,1\n"
-    (tmp_path / "labels.csv").unlink()
-    for _ in range(2):
-        assert cli.main(words) == 0
-
-
-@pytest.mark.parametrize("name", ["", "."])
-def test_a_folder_is_no_file_for_a_page(run, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["compare", str(run), "--html", name]) == 73
-
-
-def test_compare_prints_each_run(run, capsys):
-    final = json.loads((run / "result.json").read_text())["accuracy"]["test"]["final"]
-    assert cli.main(["compare", str(run)]) == 0
-    assert f"{100 * final:.1f} %" in capsys.readouterr().out
-    assert cli.main(["compare", str(run), "--json"]) == 0
-    [group] = json.loads(capsys.readouterr().out)["groups"]
-    assert group["runs"][0]["final"] == final
-    assert group["means"]["final"]["deviation"] is None
 
 
 def test_the_page_of_a_comparison_is_of_the_split_that_is_asked_for(photographs, tmp_path, capsys):

@@ -36,13 +36,6 @@ def test_propagated_labels_replace_nothing_else(run, name):
     assert (run / name).read_bytes() == content
 
 
-def test_a_dry_run_of_a_table_lists_its_runs(tmp_path, capsys):
-    words = ["cifar", "--data", "toy", "--trials", "1", "--dry-run", "--out", str(tmp_path)]
-    assert cli.main(["reproduce", *words]) == 0
-    assert "toy-method=standard-noise=0.2" in capsys.readouterr().out
-    assert not any(tmp_path.iterdir())
-
-
 def test_a_data_set_that_is_not_there_is_missing(tmp_path, capsys):
     assert cli.main(["data", "check", "cifar10", str(tmp_path)]) == 65
     assert "missing" in capsys.readouterr().out

@@ -17,11 +17,7 @@ CURE = "pytest tests/cli --renew-snapshots writes the snapshots anew"
 SMALL = "epochs=1 --set data.num_train=100 --device cpu"
 
 LINES = {  # verb -> command line, exit code
-    "nearsay": [
-        ("", 0),
-        ("--wrong", 2),
-        ("trian toy", 2),
-    ],
+    "nearsay": [("", 0), ("--wrong", 2), ("trian toy", 2)],
     "train": [
         ("train --help", 0),
         (f"train toy {SMALL} --out new --quiet", 0),
@@ -124,11 +120,7 @@ LINES = {  # verb -> command line, exit code
         ("audit run --k 1001", 2),
         ("audit run --for paint", 2),
     ],
-    "review": [
-        ("review --help", 0),
-        ("review empty", 2),
-        ("review run --port 80000", 2),
-    ],
+    "review": [("review --help", 0), ("review empty", 2), ("review run --port 80000", 2)],
     "clean": [
         ("clean --help", 0),
         ("clean run", 65),
@@ -166,14 +158,8 @@ LINES = {  # verb -> command line, exit code
         ("recipes nope", 2),
         ("recipes broken.py", 65),
     ],
-    "doctor": [
-        ("doctor --help", 0),
-        ("doctor now", 2),
-    ],
-    "demo": [
-        ("demo --help", 0),
-        ("demo --out file", 73),
-    ],
+    "doctor": [("doctor --help", 0), ("doctor now", 2)],
+    "demo": [("demo --help", 0), ("demo --out file", 73)],
     "data": [
         ("data --help", 0),
         ("data get --help", 0),

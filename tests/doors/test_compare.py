@@ -4,33 +4,18 @@ import json
 import shutil
 
 import pytest
+from doors.conftest import made
 
 from nearsay import config
 from nearsay.doors import compare
-from nearsay.training.loop import train
-
-TOY = ["data.num_train=200", "data.num_test=120", "batch_size=50", "held_out=40"]
-
-
-def made(seed=0, method="ncr"):
-    call = config.call_recipe("toy", [f"seed={seed}", f"method={method}", "epochs=2"])
-    return config.apply_overrides(call, TOY)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "ncr"
-    call = made()
-    train(call.experiment, folder, origin=call.origin)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def runs(run, tmp_path_factory):
+def runs(finished, tmp_path_factory):
     """The run three times over, with other seeds, methods and accuracies written into it."""
     folders = []
     for seed, method, final in ((0, "ncr", 0.8), (1, "ncr", 0.9), (0, "standard", 0.5)):
-        folder = shutil.copytree(run, tmp_path_factory.mktemp("copies") / f"{method}-{seed}")
+        folder = shutil.copytree(finished, tmp_path_factory.mktemp("copies") / f"{method}-{seed}")
         origin = config.apply_overrides(made(seed, method), [])
         tree = {**origin.origin, "experiment": config.to_tree(origin.experiment)}
         (folder / "experiment.json").write_text(json.dumps(tree))
@@ -71,30 +56,6 @@ def test_a_method_that_was_left_to_the_recipe_is_named_as_one_that_was_chosen(ru
     (silent / "experiment.json").write_text(json.dumps(tree))
     _, rows = compare.compare([runs[0], silent]).to_cells()
     assert [row[0] for row in rows] == ["ncr", "ncr", "ncr: mean ± std"]
-
-
-def test_a_run_named_twice_counts_once(runs):
-    otherwise = runs[0] / ".." / runs[0].name
-    [group] = compare.compare([runs[0], runs[0], otherwise, runs[1]]).groups
-    assert len(group.rows) == 2
-
-
-def test_a_copy_of_a_run_is_no_further_seed(runs, tmp_path):
-    copy = shutil.copytree(runs[0], tmp_path / "copy")
-    compared = compare.compare([runs[0], copy, runs[1]])
-    [group] = compared.groups
-    assert len(group.rows) == 3
-    assert group.means["final"] == (pytest.approx(0.85), pytest.approx(0.1 / 2**0.5), 2)
-    assert [row[4] for row in compared.to_cells()[1]] == ["0", "0", "1", "n=2"]
-
-
-def test_each_run_is_read_once(runs, monkeypatch):
-    folders, read_run = [], compare.read_run
-    monkeypatch.setattr(
-        compare, "read_run", lambda folder: folders.append(folder) or read_run(folder)
-    )
-    assert compare.compare(runs).folders == runs
-    assert folders == runs
 
 
 def test_a_split_that_was_not_judged_cannot_be_compared(runs):

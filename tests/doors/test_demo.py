@@ -4,23 +4,17 @@ from nearsay.doors import demo
 
 
 def demonstrated(finals):
-    return [
-        demo.Demonstrated(
-            number,
-            len(finals),
-            method,
-            seed,
-            None,
-            {"accuracy": {"test": {"final": final}}, "confidence": {"right": 0.5, "wrong": 0.25}},
-        )
-        for number, ((method, seed), final) in enumerate(finals.items(), start=1)
-    ]
+    runs = []
+    for number, ((method, seed), final) in enumerate(finals.items(), start=1):
+        result = {"accuracy": {"test": {"final": final}}}
+        result["confidence"] = {"right": 0.5, "wrong": 0.25}
+        runs.append(demo.Demonstrated(number, len(finals), method, seed, None, result))
+    return runs
 
 
 def test_the_demonstration_shows_every_seed_and_a_loss_as_a_loss():
-    runs = demonstrated(
-        {("standard", 0): 0.9, ("ncr", 0): 0.8, ("standard", 1): 0.9, ("ncr", 1): 0.95}
-    )
+    finals = {("standard", 0): 0.9, ("ncr", 0): 0.8, ("standard", 1): 0.9, ("ncr", 1): 0.95}
+    runs = demonstrated(finals)
     headers, rows = demo.to_cells(runs)
     assert headers == ["test accuracy after the last epoch", "seed 0", "seed 1", "mean ± std"]
     assert rows[:3] == [
@@ -35,14 +29,8 @@ def test_the_demonstration_trains_each_method_on_each_seed(monkeypatch, tmp_path
     trained = []
 
     def fake(experiment, folder, *, origin, display):
-        trained.append(
-            (
-                experiment.objective.__class__.__name__,
-                experiment.seed,
-                experiment.noise.rate,
-                folder.name,
-            )
-        )
+        kind, rate = type(experiment.objective).__name__, experiment.noise.rate
+        trained.append((kind, experiment.seed, rate, folder.name))
         return {"seed": experiment.seed}
 
     monkeypatch.setattr(demo, "train", fake)

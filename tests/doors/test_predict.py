@@ -8,32 +8,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from doors.conftest import made
 from PIL import Image
 
-from nearsay import config
 from nearsay.batch import Predictions
 from nearsay.data import tables
 from nearsay.doors import predict
 from nearsay.training import evaluate
-from nearsay.training.loop import train
-
-TOY = ["data.num_train=200", "data.num_test=120", "batch_size=50", "held_out=40"]
 
 
-def made(seed=0, method="ncr"):
-    call = config.call_recipe("toy", [f"seed={seed}", f"method={method}", "epochs=2"])
-    return config.apply_overrides(call, TOY)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "ncr"
-    call = made()
-    train(call.experiment, folder, origin=call.origin)
-    return folder
-
-
-def test_features_of_any_file_get_the_label_that_evaluation_finds(run, tmp_path):
+def test_features_of_any_file_get_the_label_that_evaluation_finds(finished, tmp_path):
     inputs, labels = made().experiment.data.open("test")
     np.save(tmp_path / "a.npy", inputs.numpy())
     np.savez(tmp_path / "b.npz", features=inputs.numpy(), labels=labels.given.numpy())
@@ -44,35 +28,35 @@ def test_features_of_any_file_get_the_label_that_evaluation_finds(run, tmp_path)
     arrow = pyarrow.table({**words, "embedding": list(inputs.numpy())})
     pyarrow.parquet.write_table(arrow, tmp_path / "d.parquet")
     first, *others = (
-        predict.predict(run, [tmp_path / name])
+        predict.predict(finished, [tmp_path / name])
         for name in ("a.npy", "b.npz", "c.parquet", "d.parquet")
     )
     assert all(other.labels == first.labels for other in others)
     truth = map(str, labels.given.tolist())
     hits = sum(label == true for label, true in zip(first.labels, truth, strict=True))
-    assert hits / len(inputs) == pytest.approx(evaluate.evaluate(run)["accuracy"])
+    assert hits / len(inputs) == pytest.approx(evaluate.evaluate(finished)["accuracy"])
     assert first.paths[:2] == [f"{tmp_path}/a.npy:0", f"{tmp_path}/a.npy:1"]
     assert first.errors == {}
     np.testing.assert_allclose(first.probabilities.sum(axis=1), 1, atol=1e-5)
 
 
-def test_two_files_of_features_follow_each_other(run, tmp_path):
+def test_two_files_of_features_follow_each_other(finished, tmp_path):
     rows = np.random.default_rng(0).normal(size=(5, 32))
     for name, part in (("a", rows[:2]), ("b", rows[2:]), ("all", rows)):
         np.save(tmp_path / f"{name}.npy", part)
-    parts = predict.predict(run, [tmp_path / "a.npy", tmp_path / "b.npy"])
-    whole = predict.predict(run, tmp_path / "all.npy")
+    parts = predict.predict(finished, [tmp_path / "a.npy", tmp_path / "b.npy"])
+    whole = predict.predict(finished, tmp_path / "all.npy")
     np.testing.assert_array_equal(parts.probabilities, whole.probabilities)
     assert parts.paths[-1] == f"{tmp_path}/b.npy:2"
 
 
-def test_a_row_of_features_that_is_not_finite_costs_no_other_row(run, tmp_path):
+def test_a_row_of_features_that_is_not_finite_costs_no_other_row(finished, tmp_path):
     rows = np.random.default_rng(0).normal(size=(5, 32))
     np.save(tmp_path / "whole.npy", rows)
     rows[1, 3], rows[4, 0] = np.nan, 1e300
     np.save(tmp_path / "odd.npy", rows)
-    odd = predict.predict(run, tmp_path / "odd.npy").to_columns()
-    whole = predict.predict(run, tmp_path / "whole.npy").to_columns()
+    odd = predict.predict(finished, tmp_path / "odd.npy").to_columns()
+    whole = predict.predict(finished, tmp_path / "whole.npy").to_columns()
     for column in ("label", "probability"):
         expected = [None if row in (1, 4) else cell for row, cell in enumerate(whole[column])]
         assert odd[column] == expected
@@ -80,19 +64,19 @@ def test_a_row_of_features_that_is_not_finite_costs_no_other_row(run, tmp_path):
     assert f"{tmp_path}/odd.npy:4" in odd["error"][4]
 
 
-def test_arrays_tensors_and_tables_get_the_same_answer_in_their_own_kind(run):
+def test_arrays_tensors_and_tables_get_the_same_answer_in_their_own_kind(finished):
     rows = np.random.default_rng(0).normal(size=(4, 32))
-    table = predict.predict(run, rows)
+    table = predict.predict(finished, rows)
     assert table.paths is None
     assert list(table.to_columns()) == ["index", "label", "probability", "error"]
-    of_tensor = predict.predict(run, torch.from_numpy(rows))
+    of_tensor = predict.predict(finished, torch.from_numpy(rows))
     assert isinstance(of_tensor.probabilities, torch.Tensor)
-    of_lists = predict.predict(run, rows.tolist())
+    of_lists = predict.predict(finished, rows.tolist())
     for other in (of_tensor, of_lists):
         np.testing.assert_array_equal(np.asarray(other.probabilities), table.probabilities)
         assert other.labels == table.labels
     rows[2, 0] = np.inf
-    odd = predict.predict(run, rows)
+    odd = predict.predict(finished, rows)
     assert odd.labels[2] is None
     assert np.isnan(odd.probabilities[2]).all()
     assert list(odd.errors) == [2]
@@ -112,25 +96,25 @@ class Table:
         return self.rows
 
 
-def test_the_index_of_a_table_stays_with_its_rows(run):
+def test_the_index_of_a_table_stays_with_its_rows(finished):
     rows = np.random.default_rng(0).normal(size=(3, 32))
-    table = predict.predict(run, Table(rows, ["x", "y", "z"]))
+    table = predict.predict(finished, Table(rows, ["x", "y", "z"]))
     assert table.index == ["x", "y", "z"]
-    assert table.labels == predict.predict(run, rows).labels
+    assert table.labels == predict.predict(finished, rows).labels
 
 
-def test_a_pandas_table_keeps_its_index(run):
+def test_a_pandas_table_keeps_its_index(finished):
     pandas = pytest.importorskip("pandas")
     rows = np.random.default_rng(0).normal(size=(3, 32))
-    frame = predict.predict(run, pandas.DataFrame(rows, index=["x", "y", "z"])).to_frame()
+    frame = predict.predict(finished, pandas.DataFrame(rows, index=["x", "y", "z"])).to_frame()
     assert list(frame.index) == ["x", "y", "z"]
     assert list(frame.columns) == ["label", "probability", "error"]
 
 
 @pytest.mark.parametrize("data", [np.zeros(32), np.zeros((0, 32)), np.zeros((2, 3, 4)), []])
-def test_an_array_of_another_shape_is_refused(run, data):
+def test_an_array_of_another_shape_is_refused(finished, data):
     with pytest.raises(ValueError, match="data"):
-        predict.predict(run, data)
+        predict.predict(finished, data)
 
 
 def make_table(names, logits, indices, errors):
@@ -194,11 +178,8 @@ def broken_features(folder):
     tables.write(folder / "labels.parquet", {"label": ["a", "b"]})
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["many.npz", "flat.npy", "pickled.npy", "text.npy", "words.parquet", "labels.parquet"],
-)
-def test_files_that_hold_no_features_are_refused(tmp_path, name):
+def test_files_that_hold_no_features_are_refused(tmp_path):
     broken_features(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(name)):
-        predict._read_features(tmp_path / name)
+    for path in tmp_path.iterdir():
+        with pytest.raises(ValueError, match=re.escape(path.name)):
+            predict._read_features(path)

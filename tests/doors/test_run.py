@@ -64,15 +64,6 @@ def test_a_run_holds_what_its_folder_holds(original):
     )
 
 
-def test_the_same_call_again_returns_the_finished_run(original):
-    before = {path: path.stat().st_mtime_ns for path in original.folder.rglob("*.safetensors")}
-    again = nearsay.train(
-        "toy", method="ncr", out=original.folder, overrides=OVERRIDES, quiet=True, **SMALL
-    )
-    assert again == original
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-
-
 def test_another_experiment_in_the_same_folder_is_refused(original):
     with pytest.raises(ConfigError, match="objective"):
         nearsay.train("toy", method="standard", out=original.folder, quiet=True, **SMALL)
@@ -141,8 +132,7 @@ def test_the_run_of_an_experiment_is_opened_elsewhere_with_the_experiment(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "field"),
-    [({}, "out"), ({"out": "run", "noise": 0.4}, "noise")],
+    ("arguments", "field"), [({}, "out"), ({"out": "run", "noise": 0.4}, "noise")]
 )
 def test_an_experiment_needs_a_folder_and_takes_no_arguments(original, arguments, field):
     with pytest.raises(ValueError, match=field):

@@ -34,7 +34,6 @@ def seeds(*finals, protocol="paper", method=OWN, **more):
         ("minutes", "1.0"),
         ("seeds", "three seeds"),
         ("final - 95.5", "0.7 below"),
-        ("final - 94.5", "0.3 above"),
         ("auroc - .940", ".011 above"),
         (f"final - short-human-worse-{OWN} final", "1.9 above"),
         (f"final - paper-human-worse-{OWN}-seed-1 final", "0.3 above"),
@@ -43,11 +42,6 @@ def seeds(*finals, protocol="paper", method=OWN, **more):
 def test_a_reference_is_the_mean_over_seeds(reference, told):
     every = numbers(*seeds(0.940, 0.945, 0.959, auroc=0.9512), *seeds(0.929, protocol="short"))
     assert fill(f"at {{paper-human-worse-{OWN} {reference}}} of it", every) == f"at {told} of it"
-
-
-def test_a_name_with_its_seed_is_one_run():
-    every = numbers(*seeds(0.940, 0.945))
-    assert fill(f"{{{RUN}-seed-1 final}}, {{{RUN}-seed-1 seeds}}", every) == ("94.5, one seed")
 
 
 def test_figures_of_the_audit_and_of_held_out_examples_can_be_named():
@@ -73,10 +67,6 @@ def test_a_mean_is_never_of_two_forms_of_a_method():
     assert fill(f"{{{RUN} final}}", every) == "95.0"
 
 
-def test_many_seeds_are_counted_in_digits():
-    assert fill(f"{{{RUN} seeds}}", numbers(*seeds(0.90, 0.91, 0.92, 0.93))) == "4 seeds"
-
-
 def test_a_run_that_is_missing_reads_not_run():
     every = numbers(*seeds(0.90))
     assert fill("{short-symmetric-20-elr final}", every) == "not run"
@@ -86,16 +76,7 @@ def test_a_run_that_is_missing_reads_not_run():
 
 @pytest.mark.parametrize(
     "reference",
-    [
-        f"{RUN}x final",
-        RUN,
-        f"{RUN} finale",
-        f"{RUN} audit-auroc",
-        f"{RUN} held-out",
-        f"{RUN} final - much",
-        f"{RUN} final - 1 2 3",
-        "",
-    ],
+    [f"{RUN}x final", RUN, f"{RUN} finale", f"{RUN} held-out", f"{RUN} final - much", ""],
 )
 def test_a_reference_that_means_nothing_is_quoted(reference):
     with pytest.raises(ValueError, match=re.escape(f"{{{reference}}}")):

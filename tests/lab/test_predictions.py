@@ -9,13 +9,8 @@ from lab.run_queue import Wanted, write_queue
 
 from nearsay.files import load_sealed
 
-RUN = Wanted(
-    name="toy-run",
-    protocol="short",
-    recipe="toy",
-    arguments=("method=ncr", "noise=0.4", "epochs=3"),
-    overrides=(),
-)
+WORDS = {"recipe": "toy", "arguments": ("method=ncr", "noise=0.4", "epochs=3"), "overrides": ()}
+RUN = Wanted(name="toy-run", protocol="short", **WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +18,11 @@ def out(tmp_path_factory):
     """The output of a worker that ran a toy experiment, audited it and kept its predictions."""
     folder = tmp_path_factory.mktemp("out")
     (folder / "queue.json").write_text(write_queue([RUN]))
-    places = {
-        "queue": folder / "queue.json",
-        "records": folder / "none",
-        "runs": folder / "runs",
-        "out": folder,
-    }
     (folder / "none").mkdir()
-    options = [word for name, place in places.items() for word in (f"--{name}", str(place))]
-    assert (
-        worker.main(
-            ["run", *options, "--keep-predictions", "toy", "--audit", "toy", "--keep", "toy"]
-        )
-        == 0
-    )
+    places = {"queue": "queue.json", "records": "none", "runs": "runs", "out": ""}
+    words = [word for name, at in places.items() for word in (f"--{name}", str(folder / at))]
+    words += ["--keep-predictions", "toy", "--audit", "toy", "--keep", "toy"]
+    assert worker.main(["run", *words]) == 0
     return folder
 
 
@@ -52,12 +38,9 @@ def test_predictions_are_kept_in_half_precision_beside_the_record(out, taken):
     whole = load_sealed(out / "runs" / RUN.name / "predictions" / "train.safetensors")
     assert kept["logits"].dtype == kept["features"].dtype == torch.float16
     order = whole["indices"].argsort()
-    torch.testing.assert_close(
-        kept["logits"].float(), whole["logits"][order].float(), rtol=1e-3, atol=1e-3
-    )
-    torch.testing.assert_close(
-        kept["features"].float(), whole["features"][order].float(), rtol=1e-3, atol=1e-3
-    )
+    for name in ("logits", "features"):
+        expected = whole[name][order].float()
+        torch.testing.assert_close(kept[name].float(), expected, rtol=1e-3, atol=1e-3)
     assert [path.name for path in (taken / FOLDER).iterdir()] == [f"{RUN.name}.safetensors"]
 
 

@@ -202,50 +202,30 @@ PAYLOADS = [
     "<!--<script>",
     "--><script>alert(1)</script>",
     "]]><script>alert(1)</script>",
-    '"><script>alert(1)</script>',
-    "'><script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
-    "<img src=x onerror=alert(1)>",
-    "<svg onload=alert(1)>",
     "<svg><script>alert(1)</script></svg>",
-    "</svg><script>alert(1)</script>",
-    "</style><script>alert(1)</script>",
-    "</title><script>alert(1)</script>",
-    "</pre></code><script>alert(1)</script>",
+    "</style></svg></title></pre><script>alert(1)</script>",
     "</select></option><script>alert(1)</script>",
     "<iframe src=javascript:alert(1)></iframe>",
-    "<object data=javascript:alert(1)>",
-    "<embed src=javascript:alert(1)>",
-    "<a href=javascript:alert(1)>x</a>",
-    "<base href=//evil.example/>",
     "<link rel=stylesheet href=//evil.example/x.css>",
-    "<meta http-equiv=refresh content=0;url=//evil.example>",
-    "<form action=//evil.example><input autofocus onfocus=alert(1)>",
-    "<body onload=alert(1)>",
     "<details open ontoggle=alert(1)>",
-    "<video><source onerror=alert(1)></video>",
-    "<math><mtext></mtext><script>alert(1)</script></math>",
-    "<template><script>alert(1)</script></template>",
     "<noscript><p title='</noscript><script>alert(1)</script>'>",
     "' onmouseover='alert(1)",
     '" onfocus="alert(1)" autofocus="',
-    "javascript:alert(1)",
     "{{ 7 * 7 }}{% raw %}",
     "{0}{caption}{data}",
-    "${alert(1)} `+alert(1)+`",
-    "\\u003cscript\\u003ealert(1)\\u003c/script\\u003e",
+    "${alert(1)} `+alert(1)+` \\u003cscript\\u003e",
     "&lt;script&gt;alert(1)&lt;/script&gt;",
-    "\u2028alert(1)\u2029//\u202egpj.exe",
-    "url(//evil.example/x) } * { background: red",
+    "alert(1)//\u202egpj.exe",
 ]
 
 
 def render_with(texts, root, monkeypatch):
-    """A page with each text in each place: 40 classes, 200 examples, 40 unreadable files."""
+    """A page with each text in each place: 20 classes, 100 examples, 20 unreadable files."""
     num = SIZE * len(texts)
     names = []
     for number, text in enumerate(texts * (SIZE + 1)):
-        names.append(f"{text} {number // len(texts)}")
+        names.append(f"{text}\u2028 {number // len(texts)}")
     reasons = {root / name: texts[number % len(texts)] for number, name in enumerate(names)}
 
     def fail(path):

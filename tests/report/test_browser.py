@@ -1,6 +1,5 @@
 """The page of an audited run in a real browser: no hostile text runs, and the map works."""
 
-import io
 import shutil
 
 import pytest
@@ -9,7 +8,6 @@ from PIL import Image
 
 from nearsay.batch import Files
 from nearsay.report import audit_page
-from nearsay.report.html import Section, fill, table
 from report.making import PAYLOADS, make_findings, render_with
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -116,87 +114,6 @@ def test_nothing_is_wider_than_the_window(opened, pictures, width):
         viewport={"width": width, "height": 800},
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("width", [680, 702])  # A4 and letter without their margins
-def test_on_paper_two_cards_stand_side_by_side_and_the_map_keeps_its_colors(
-    opened, pictures, width
-):
-    findings = make_findings(["cat", "dog", "emu"], inputs=pictures)
-    page = opened(
-        audit_page.render(findings), viewport={"width": width, "height": 1000}, color_scheme="dark"
-    )
-    page.emulate_media(media="print", color_scheme="dark")
-    columns = page.locator(".cards").evaluate(
-        "each => getComputedStyle(each).gridTemplateColumns.split(' ').length"
-    )
-    assert columns == 2
-    # Printers leave backgrounds out.
-    dots = "all => all.map(each => getComputedStyle(each).printColorAdjust)"
-    assert page.locator("#atlas-legend i").evaluate_all(dots) == ["exact"] * 3
-    assert page.locator(".stage").bounding_box()["height"] < 500  # its legend is on the same sheet
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-
-
-def test_words_of_eight_letters_are_not_broken_below_a_neighbor(opened, pictures):
-    page = opened(
-        audit_page.render(make_findings(["a triangle", "a rectangle", "circle"], inputs=pictures))
-    )
-    page.set_viewport_size({"width": 1280, "height": 900})
-    tall = """all => all.map(
-        e => [e.textContent, e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)]
-    )"""
-    lines = dict(page.locator(".near b").evaluate_all(tall))
-    assert lines["a triangle"] < 2.5
-
-
-def test_a_table_with_columns_out_of_sight_has_a_shade_at_its_edge(opened):
-    headers = [f"number {number}" for number in range(8)]
-    section = Section("A heading", table("A caption.", headers, [list(map(str, range(8)))]))
-    page = opened(
-        fill("A title", [section], source="nothing"), viewport={"width": 390, "height": 800}
-    )
-
-    def edge():
-        with Image.open(io.BytesIO(page.locator(".scroll").screenshot())) as picture:
-            return picture.convert("L").getpixel(
-                (picture.width - 1, picture.height // 4)
-            )  # above the first line
-
-    assert edge() < 240
-    page.locator(".scroll").evaluate("each => { each.scrollLeft = each.scrollWidth }")
-    assert edge() == 255
-    page.set_viewport_size({"width": 1400, "height": 800})
-    assert edge() == 255
-
-
-def test_names_that_begin_alike_can_be_told_apart(opened, pictures):
-    names = [f"species_{name}_of_the_long_named_kind" for name in ("cat", "dog", "emu")]
-    page = opened(
-        audit_page.render(make_findings(names, inputs=pictures)),
-        viewport={"width": 1400, "height": 800},
-    )
-    whole = """all => all.map(
-        each => each.scrollWidth <= each.clientWidth && getComputedStyle(each).whiteSpace
-    )"""
-    assert set(page.locator(".near b, .who dd").evaluate_all(whole)) == {"normal"}
-    tables = "all => all.map(each => each.scrollWidth <= each.clientWidth)"
-    assert set(page.locator(".panels .scroll").evaluate_all(tables)) == {
-        True
-    }  # no count is out of sight
-
-
-def test_the_titles_of_the_heat_map_are_whole_and_clear_of_its_labels(opened):
-    page = opened(audit_page.render(make_findings(["airplane", "automobile", "bird"])))
-    chart = page.locator('[aria-label^="Heat map"]')
-    box = "each => { const box = each.getBoundingClientRect(); return [box.left, box.right]; }"
-    title = chart.get_by_text("likely class", exact=True).evaluate(box)
-    legend = chart.get_by_text("share of the likely class (%)").evaluate(box)
-    lefts = [
-        chart.get_by_text("automobile", exact=True).nth(place).evaluate(box)[0] for place in (0, 1)
-    ]
-    assert title[1] <= min(lefts)
-    assert legend[1] <= chart.locator("svg").evaluate(box)[1]
 
 
 def test_tensors_of_images_are_shown_too(opened):

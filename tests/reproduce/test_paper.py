@@ -22,12 +22,6 @@ def test_columns_add_up_to_what_the_paper_prints(table, sums):
     assert [round(sum(cell.mean or 0 for cell in column), 1) for column in columns] == sums
 
 
-def test_deviations_of_the_baselines_add_up_too():
-    columns = zip(*(row.printed for row in paper.baselines()), strict=True)
-    sums = [round(sum(cell.deviation or 0 for cell in column), 1) for column in columns]
-    assert sums == [3.3, 3.3, 4.6, 4.6, 3.8, 3.3, 3.4, 4.3]
-
-
 @pytest.mark.parametrize(
     ("table", "num_rows", "num_run"),
     [(paper.baselines, 13, 10), (paper.realistic, 17, 5), (paper.cifar, 5, 3)],
@@ -46,11 +40,6 @@ def test_rows_name_the_method_that_they_are_run_with():
     assert methods["NCR + ELR+"] == "ncr+elr+"
     assert methods["Oracle: Standard"] == "oracle"
     assert methods["Oracle: Mixup"] == "oracle+mixup"
-
-
-def test_a_rerun_of_the_paper_is_not_a_quotation():
-    cited = {row.name: row.cited for row in paper.cifar() if row.method is None}
-    assert cited == {"MOIT+": "Ortego et al. 2020", "D-Mix": "Li et al. 2020, rerun by the paper"}
 
 
 def test_a_cell_is_read_as_mean_deviation_or_nothing():

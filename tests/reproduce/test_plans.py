@@ -173,9 +173,3 @@ def test_values_are_chosen_on_clean_held_out_examples_and_starts_fit_the_run(is_
     assert experiment.epochs == plans.num_epochs(data) == (5 if is_toy else 250)
     assert experiment.held_out == (400 if is_toy else 5000)
     assert experiment.validation_labels == "clean"
-
-
-def test_the_number_of_runs_of_all_stages_is_known_in_advance():
-    points = plans.ablation_points("toy", 1, lambda cell: 0.5, lambda cell: True)
-    runs = {cell.run for point in points for cell in point.cells}
-    assert len(runs) == 3 * plans.NUM_POINTS == 42

@@ -116,7 +116,7 @@ def test_labels_by_number_for_other_features_are_noted_and_not_refused(tmp_path)
     assert not open_splits(experiment).notes
     np.savez(tmp_path / "data.npz", features=features[::-1], labels=np.arange(40)[::-1] % 2)
     (note,) = open_splits(experiment).notes
-    assert "relabeled" in note
+    assert "labels_file" in note
 
 
 def test_held_out_examples_are_judged_by_the_labels_they_had(photos):
