@@ -152,15 +152,16 @@ def test_the_loss_the_data_set_and_the_network_of_the_contributors_guide_train(t
         exec(block, names)
     data = names["Stripes"]()
     assert nearsay.data.describe(data).shape == data.open("train").inputs.shape[1:]
-    experiment = Experiment(
+    experiment = nearsay.Experiment(
         data=data,
         backbone=names["SmallConvolution"](),
         objective=nearsay.as_objective(names["SCE"]()),
         epochs=8,
         batch_size=20,
-        optimizer=SGD(lr=0.1),
+        optimizer=nearsay.optim.SGD(lr=0.1),
     )
-    assert train(experiment, tmp_path)["accuracy"]["test"]["final"] > 0.9
+    run = nearsay.train(experiment, out=tmp_path / "run", quiet=True)
+    assert run.result["accuracy"]["test"]["final"] > 0.9
 
 
 def test_the_recipe_of_the_training_page_trains(tmp_path, monkeypatch):

@@ -360,8 +360,7 @@ def test_copies_are_equal_and_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64],
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64]
 )
 @pytest.mark.parametrize("is_finite", [True, False])
 def test_old_values_of_every_kind_come_back_bit_for_bit(dtype, is_finite):

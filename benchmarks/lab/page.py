@@ -134,7 +134,7 @@ def _rules(records: dict[str, Record]) -> list[str]:
         "judged by the mean of both; all others are one ResNet-18.\n"
         f"- Minutes are those of a whole run {where}, with compilation, evaluation after each "
         "epoch and predictions; where several shared a device, each second of it is divided among "
-        "them, and images/s are marked.",
+        "them, and images/s are marked."
     ]
 
 

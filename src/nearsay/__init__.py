@@ -80,52 +80,21 @@ if TYPE_CHECKING:
 
 # Module -> the public names that it defines.
 _MODULES = {
-    "batch": (
-        "Batch",
-        "Labels",
-        "Loss",
-        "Objective",
-        "Outputs",
-        "Predictions",
-        "one_hot",
-        "pad",
-    ),
-    "doors.run": (
-        "Run",
-        "load",
-        "train",
-    ),
+    "batch": ("Batch", "Labels", "Loss", "Objective", "Outputs", "Predictions", "one_hot", "pad"),
+    "doors.run": ("Run", "load", "train"),
     "experiment": ("Experiment",),
     "integrations.sklearn": ("NCRClassifier",),
     "label_issues.audit": ("audit",),
     "label_issues.result": ("Audit",),
     "label_propagation": ("propagate_labels",),
-    "losses.base": (
-        "LossFunction",
-        "as_objective",
-    ),
-    "losses.bootstrap": (
-        "Bootstrap",
-        "bootstrap",
-    ),
+    "losses.base": ("LossFunction", "as_objective"),
+    "losses.bootstrap": ("Bootstrap", "bootstrap"),
     "losses.criterion": ("NCRLoss",),
-    "losses.cross_entropy": (
-        "CrossEntropy",
-        "cross_entropy",
-    ),
-    "losses.elr": (
-        "ELR",
-        "elr",
-    ),
-    "losses.gjs": (
-        "GJS",
-        "gjs",
-    ),
+    "losses.cross_entropy": ("CrossEntropy", "cross_entropy"),
+    "losses.elr": ("ELR", "elr"),
+    "losses.gjs": ("GJS", "gjs"),
     "losses.memory_bank": ("Bank",),
-    "losses.ncr": (
-        "NCR",
-        "ncr",
-    ),
+    "losses.ncr": ("NCR", "ncr"),
     "losses.neighbor_vote": ("NeighborVote",),
     "transforms.mixup": ("Mixup",),
 }

@@ -267,12 +267,7 @@ class Objective(Protocol):
         ...
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         """The loss of one batch; `epoch` is a 0-d tensor, so ramps are tensor arithmetic."""
         ...

@@ -91,8 +91,7 @@ def test_predictions_replace_earlier_ones_and_no_other_table(run, tmp_path, name
 
 
 @pytest.mark.parametrize(
-    ("names", "code", "num_errors"),
-    [(["x.jpg"], 65, 1), (["0.png", "x.jpg"], 0, 1)],
+    ("names", "code", "num_errors"), [(["x.jpg"], 65, 1), (["0.png", "x.jpg"], 0, 1)]
 )
 def test_files_that_cannot_be_read_are_rows_with_an_error(
     photographs, tmp_path, capsys, names, code, num_errors

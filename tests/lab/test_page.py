@@ -5,14 +5,7 @@ from pathlib import Path
 import pytest
 from lab.page import main, make_page, stale_files, write_results
 from lab.record import take
-from lab.run_queue import (
-    BY_KEY,
-    OWN,
-    STAGES,
-    Wanted,
-    ablated,
-    cell,
-)
+from lab.run_queue import BY_KEY, OWN, STAGES, Wanted, ablated, cell
 from lab_runs import record
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,7 @@ from nearsay.noise import fingerprint
 from nearsay.report import charts
 from nearsay.report.charts import LABELS, RIGHT_PAIRS, SIMILARITIES, WRONG_PAIRS, Panel
 from nearsay.reproduce.plans import plan
-from nearsay.reproduce.rendering import (
-    confidence_shares,
-    similarity_shares,
-    write_table,
-)
+from nearsay.reproduce.rendering import confidence_shares, similarity_shares, write_table
 from nearsay.reproduce.runs import Runs
 
 DATA = Path("data")

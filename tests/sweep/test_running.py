@@ -21,8 +21,7 @@ def result_of(folder):
 
 
 @pytest.mark.parametrize(
-    ("held_out", "labels", "has_note"),
-    [("40", "given", True), ("40", "clean", False)],
+    ("held_out", "labels", "has_note"), [("40", "given", True), ("40", "clean", False)]
 )
 def test_accuracies_by_other_labels_have_a_note(tmp_path, capsys, held_out, labels, has_note):
     words = ["toy", "epochs=1", *SET, "--set", f"held_out={held_out}", "--quiet"]

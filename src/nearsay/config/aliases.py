@@ -15,11 +15,7 @@ _FIELDS = {
 }
 _EXPERIMENT_FIELDS = {"judged": "eval_weights", "relabeled": "labels_file"}
 # Terms of a loss, in a checkpoint and in the log.
-_TERMS = {
-    "apart": "feature_distance",
-    "strange": "relational",
-    "sure": "confident",
-}
+_TERMS = {"apart": "feature_distance", "strange": "relational", "sure": "confident"}
 _MODULES = {
     "augment": "transforms",
     "core": "batch",

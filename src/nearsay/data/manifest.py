@@ -141,8 +141,7 @@ class Manifest:
                 )
             elif name not in table.header and name in ("path", "label"):
                 problems.add(
-                    1,
-                    f"there is no column {name!r}, only {header}; begin with a line path,label",
+                    1, f"there is no column {name!r}, only {header}; begin with a line path,label"
                 )
         if all(name in table.header for name in _CLEAN):
             problems.add(

@@ -319,10 +319,7 @@ def read_lines(path: Path, source: str) -> Iterator[tuple[int, str]]:
     """The number, from 1, and the text of each line that is not blank."""
     if not path.is_file():
         raise Missing(f"{path} does not exist; {source}")
-    with (
-        reading(path, UnicodeDecodeError, hint=source),
-        path.open(encoding="utf-8-sig") as file,
-    ):
+    with reading(path, UnicodeDecodeError, hint=source), path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if stripped := line.strip():
                 yield number, stripped

@@ -293,12 +293,7 @@ class _Weighted:
         return self.base.phase(epoch, state)
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         # The sum of a target row is the weight of its label.
         targets = batch.targets * self.weights[batch.indices, None]

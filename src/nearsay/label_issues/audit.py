@@ -303,11 +303,7 @@ def _training_threshold(inputs: Inputs, views: _Views, rejects: Tensor | None) -
 
 
 def _estimate_rate(
-    inputs: Inputs,
-    scores: Tensor,
-    views: _Views,
-    rejects: Tensor | None,
-    threshold: float | None,
+    inputs: Inputs, scores: Tensor, views: _Views, rejects: Tensor | None, threshold: float | None
 ) -> NoiseRate:
     num = int((~scores.isnan()).sum())
     if not num:
@@ -317,11 +313,7 @@ def _estimate_rate(
 
 
 def _rate_of_scored(
-    inputs: Inputs,
-    scores: Tensor,
-    views: _Views,
-    rejects: Tensor | None,
-    threshold: float | None,
+    inputs: Inputs, scores: Tensor, views: _Views, rejects: Tensor | None, threshold: float | None
 ) -> NoiseRate:
     """The noise rate among the labels with a score; there must be at least one."""
     is_scored = ~scores.isnan()

@@ -61,11 +61,7 @@ def read_inputs(
     points = None if features is None else _read_features(features)
     shown = None if dynamics is None else _read_dynamics(dynamics)
     confidence = None if shown is None else shown.confidence
-    for name, rows in (
-        ("probabilities", beliefs),
-        ("features", points),
-        ("dynamics", confidence),
-    ):
+    for name, rows in (("probabilities", beliefs), ("features", points), ("dynamics", confidence)):
         if rows is not None and len(rows) != len(numbers):
             raise ValueError(
                 f"{name} must have one row for each of the {len(numbers)} labels, got {len(rows)}."

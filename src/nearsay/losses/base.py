@@ -65,12 +65,7 @@ class LossFunction:
         return self.name
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         check_outputs(outputs, batch)
         logits, targets = real_rows(outputs, batch)

@@ -87,12 +87,7 @@ class Bootstrap:
         return "bootstrap"
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         check_outputs(outputs, batch)
         logits, targets = real_rows(outputs, batch)

@@ -64,12 +64,7 @@ class CrossEntropy:
         return "cross_entropy"
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         check_outputs(outputs, batch)
         logits, targets = real_rows(outputs, batch)

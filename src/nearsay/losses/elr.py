@@ -113,12 +113,7 @@ class ELR:
         return "elr"
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         """Update the averages, then compare with them: the order of the public code."""
         averages = self._checked_averages(outputs, batch, epoch, state)

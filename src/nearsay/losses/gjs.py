@@ -109,12 +109,7 @@ class GJS:
         return "gjs"
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         """The mean of the first part over labels, of the second over examples."""
         check_outputs(outputs, batch)

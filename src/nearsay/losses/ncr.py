@@ -203,12 +203,7 @@ class NCR:
         return f"{mine}/{self.base.phase(epoch, part_of_state(state, 'base'))}"
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         mine, _, base_phase = str(phase).partition("/")
         if mine not in ("base", "watch", "ncr"):

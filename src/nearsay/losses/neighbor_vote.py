@@ -130,12 +130,7 @@ class NeighborVote:
         return "labels" if epoch < self.start_epoch else "neighbors"
 
     def __call__(
-        self,
-        outputs: Outputs,
-        batch: Batch,
-        epoch: Tensor,
-        state: Mapping[str, Tensor],
-        phase: str,
+        self, outputs: Outputs, batch: Batch, epoch: Tensor, state: Mapping[str, Tensor], phase: str
     ) -> Loss:
         """Update the tables by the teacher, ask the neighbors, and learn the resulting targets."""
         teacher = _checked_teacher(outputs, batch, state, phase)

@@ -75,10 +75,7 @@ _PAIRS = {
     "same label": Look(COLORS[0], DASHES[0], 0.25),
     "different labels": Look(COLORS[1], DASHES[1], 0.0),
 }
-_LABELS = {
-    LABELS[0]: Look(KINDS[0], DASHES[0], 0.35),
-    LABELS[1]: Look(KINDS[1], DASHES[1], 0.1),
-}
+_LABELS = {LABELS[0]: Look(KINDS[0], DASHES[0], 0.35), LABELS[1]: Look(KINDS[1], DASHES[1], 0.1)}
 SIMILARITIES = tuple((kind, half) for kind in _PAIRS for half in (RIGHT_PAIRS, WRONG_PAIRS))
 
 
@@ -359,11 +356,7 @@ def _grid(
 
 
 def _faceted(
-    chart: Chart,
-    panels: Sequence[Panel],
-    rows: list[dict[str, Any]],
-    *,
-    is_narrow: bool,
+    chart: Chart, panels: Sequence[Panel], rows: list[dict[str, Any]], *, is_narrow: bool
 ) -> altair.FacetChart:
     row_names = list(dict.fromkeys(panel.row for panel in panels))
     column_names = list(dict.fromkeys(panel.column for panel in panels))

@@ -363,7 +363,8 @@ def plain(text: str) -> str:
     """
     characters = []
     for character in text:
-        is_bad = unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTION_MARKS
+        category = unicodedata.category(character)
+        is_bad = category in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTION_MARKS
         characters.append("\ufffd" if is_bad else character)
     return "".join(characters)
 

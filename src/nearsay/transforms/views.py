@@ -79,12 +79,7 @@ class Augment:
         _check_batch(batch, 1)
         num_done = _num_done(self.transforms, is_cut)
         images = transform_images(
-            self.transforms,
-            batch.inputs,
-            batch.indices,
-            seed=seed,
-            epoch=epoch,
-            num_done=num_done,
+            self.transforms, batch.inputs, batch.indices, seed=seed, epoch=epoch, num_done=num_done
         )
         return replace(batch, inputs=images)
 
