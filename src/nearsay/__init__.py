@@ -106,7 +106,7 @@ _SUBMODULES = ("data", "losses", "metrics", "models", "noise", "optim", "recipes
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import the home of a public name when it is first used, so `import nearsay` is instant."""
+        """Import the home of a public name at its first use, so `import nearsay` is instant."""
         if name in _SUBMODULES:
             return import_module(f"nearsay.{name}")
         if name not in _HOME:

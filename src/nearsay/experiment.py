@@ -118,7 +118,7 @@ class Experiment:
         validation_labels: Labels of held-out examples: "given" (as noisy as the rest) or "clean".
         second_test: A data set with a second test split, such as ImageNet's beside WebVision's.
         only_clean: Train only on examples with a label that is known to be right (an oracle).
-        labels_file: An .npz file with other training labels, made by `nearsay clean` or `propagate`.
+        labels_file: An .npz file of other training labels, made by `nearsay clean` or `propagate`.
         propagate_at: The epoch after which labels are propagated over the features (paper Eq. 2).
         labeled: The share of training labels to keep; the other examples become unlabeled.
         balanced: Put every class into a batch equally often.

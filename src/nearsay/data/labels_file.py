@@ -90,7 +90,7 @@ def pack_relabeled(given: Tensor, content: bytes) -> bytes:
 
 
 def read_relabeled(path: Path, labels: Labels, inputs: Inputs) -> Tensor:
-    """(N,) the labels of a file for `labels_file=`; ValueError if they do not belong to the data."""
+    """(N,) the labels of a file for `labels_file=`; ValueError if they are of other data."""
     field = f"labels_file={str(path)!r}"
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:

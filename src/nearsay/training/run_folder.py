@@ -212,8 +212,8 @@ def check_relabeled(run: LockedRun, experiment: Experiment) -> None:
         return
     if now.tolist() != read_labels(run.path).given.tolist():
         raise RunError(
-            f"{run.path} has learned other labels than labels_file={experiment.labels_file!r} holds "
-            f"now; {_OTHER_FOLDER}",
+            f"{run.path} has learned other labels than labels_file={experiment.labels_file!r} "
+            f"holds now; {_OTHER_FOLDER}",
             BAD_DATA,
         )
 

@@ -250,8 +250,8 @@ def _row_notes(experiment: Experiment, inputs: Inputs) -> list[str]:
     if not made_for or made_for == digest_inputs(inputs):
         return []
     return [
-        f"labels_file={experiment.labels_file!r} was made for other inputs and labels examples by row "
-        "number; make sure that the rows are the same examples in the same order"
+        f"labels_file={experiment.labels_file!r} was made for other inputs and labels examples by "
+        "row number; make sure that the rows are the same examples in the same order"
     ]
 
 
