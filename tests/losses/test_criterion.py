@@ -595,3 +595,23 @@ def test_features_are_refused_where_a_head_gives_them():
     logits, features = outputs_of(network, inputs)
     with pytest.raises(TypeError, match="logits, labels, indices"):
         NCRLoss(head=network[2])(logits, features, labels, torch.arange(20))
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        (torch.zeros(7, dtype=torch.int64), r"\(7,\)"),
+        (torch.zeros(8), r"\(8,\).*long\(\)"),
+        (torch.zeros(8, 3, dtype=torch.int64), r"\(8, 3\).*float\(\)"),
+        (torch.zeros(8, 6), r"\(8, 6\)"),
+    ],
+)
+def test_labels_of_a_wrong_shape_are_named_and_shown_as_they_were_given(labels, shown):
+    logits, features = torch.zeros(8, 3), torch.zeros(8, 6)
+    with pytest.raises(ValueError, match=f"labels .*{shown}"):
+        NCRLoss(k=3)(logits, features, labels)
+
+
+def test_logits_without_classes_are_refused():
+    with pytest.raises(ValueError, match="logits"):
+        NCRLoss(k=3)(torch.zeros(8), torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64))
