@@ -202,3 +202,9 @@ def test_files_that_hold_no_features_are_refused(tmp_path, name):
     broken_features(tmp_path)
     with pytest.raises(ValueError, match=re.escape(name)):
         predict._read_features(tmp_path / name)
+
+
+@pytest.mark.parametrize("data", ["nowhere", ["nowhere/"], None])
+def test_a_path_that_does_not_exist_and_is_no_image_is_refused(data):
+    with pytest.raises(ValueError, match=r"data must be .*got"):
+        predict._read_inputs(data)
