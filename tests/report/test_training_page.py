@@ -489,3 +489,10 @@ def test_names_that_begin_alike_can_be_told_apart_in_charts():
 def test_wrong_labels_have_their_color_also_if_there_are_no_others(kinds, colors):
     drawn = charts.histogram([charts.Histogram(kind, [100.0, 0.0]) for kind in kinds], highest=100)
     assert {color for color in charts.KINDS if color in drawn} == set(colors)
+
+
+def test_a_metric_that_was_added_to_the_result_is_a_column_of_the_report(undrawn, tmp_path):
+    added = {"macro_f1": {"test": 0.625}, "entropy": 0.25, "seconds": 3.0}
+    text = undrawn(write_run(tmp_path / "a", result=added)).text
+    assert "macro_f1 (test)entropy" in text
+    assert "0.62500.2500" in text
