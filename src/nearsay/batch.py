@@ -310,7 +310,9 @@ def first_rows(indices: Tensor) -> Tensor:
 def pad(batch: Batch, num_rows: int) -> Batch:
     """A batch with padding rows appended, so that all batches have equal shapes.
 
-    The batch must have one view and neither teacher nor mixup.
+    Args:
+        batch: one view of each example, with neither a teacher nor mixup.
+        num_rows: how many rows the new batch has, at least as many as before.
 
     >>> import torch
     >>> batch = Batch(

@@ -67,3 +67,12 @@ def test_every_recipe_takes_a_share_of_labels_to_keep(tmp_path):
     record = json.loads((tmp_path / "experiment.json").read_text())
     assert "labeled=0.1" in record["overrides"]
     assert record["experiment"]["labeled"] == 0.1
+
+
+def test_an_error_in_the_users_loss_is_told_with_its_file_and_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def loss(logits, targets):\n    return logits.wrong\n")
+    assert cli.main(["train", *TOY, "method=mine.py:loss", "--out", "run"]) == 70
+    error = capsys.readouterr().err
+    assert "AttributeError in line 2 of mine.py" in error
+    assert "internal error" not in error

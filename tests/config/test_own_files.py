@@ -548,3 +548,24 @@ def test_objects_that_text_can_describe_are_recorded_as_overrides():
 def test_wrong_values_of_python_are_refused(arguments, field):
     with pytest.raises(ConfigError, match=field):
         call_source("toy", arguments)
+
+
+def test_a_field_of_the_users_formula_is_found_from_the_objective(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("q.py").write_text(
+        "from dataclasses import dataclass\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Q:\n"
+        "    q: float = 1.0\n\n"
+        "    def __call__(self, logits, targets):\n"
+        "        return self.q * logits.sum(dim=1)\n"
+    )
+    call = call_recipe("toy", ["method=q.py:Q"])
+    with pytest.raises(ConfigError, match=r"Use objective\.function\.q=2"):
+        apply_overrides(call, ["objective.q=2"])
+    assert apply_overrides(call, ["objective.function.q=2"]).experiment.objective.function.q == 2
+
+
+def test_a_source_that_is_no_data_set_is_refused_with_its_value():
+    with pytest.raises(ConfigError, match=r"source must be .*got.*3"):
+        call_source(3, {})

@@ -183,3 +183,9 @@ def test_files_that_hold_no_features_are_refused(tmp_path):
     for path in tmp_path.iterdir():
         with pytest.raises(ValueError, match=re.escape(path.name)):
             predict._read_features(path)
+
+
+@pytest.mark.parametrize("data", ["nowhere", ["nowhere/"], None])
+def test_a_path_that_does_not_exist_and_is_no_image_is_refused(data):
+    with pytest.raises(ValueError, match=r"data must be .*got"):
+        predict._read_inputs(data)

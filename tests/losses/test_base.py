@@ -95,3 +95,24 @@ def test_a_formula_that_takes_the_mean_is_refused():
 
     with pytest.raises(ValueError, match=r"^mean"):
         call(as_objective(mean), *make_case())
+
+
+@pytest.mark.parametrize(
+    "function", [lambda logits: logits, lambda q=0.7: lambda logits, targets: q * logits.sum(1)]
+)
+def test_a_function_of_one_argument_is_refused_before_training(function):
+    with pytest.raises(ValueError, match="two arguments"):
+        as_objective(function)
+
+
+def test_a_formula_without_a_gradient_is_refused_by_its_name():
+    def constant(logits, targets):
+        return logits.detach().sum(dim=1)
+
+    outputs, batch = make_case()
+    assert call(as_objective(constant), outputs, batch).total.isfinite()
+    outputs.logits.requires_grad_()
+    with pytest.raises(ValueError, match="constant must have a gradient"):
+        call(as_objective(constant), outputs, batch)
+    with torch.no_grad():
+        call(as_objective(constant), outputs, batch)

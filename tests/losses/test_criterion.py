@@ -494,3 +494,23 @@ def test_calls_that_cannot_be_meant_are_refused():
     for epoch in (None, math.nan, -1):
         with pytest.raises(ValueError, match=r"^epoch"):
             criterion.set_epoch(epoch)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        (torch.zeros(7, dtype=torch.int64), r"\(7,\)"),
+        (torch.zeros(8), r"\(8,\).*long\(\)"),
+        (torch.zeros(8, 3, dtype=torch.int64), r"\(8, 3\).*float\(\)"),
+        (torch.zeros(8, 6), r"\(8, 6\)"),
+    ],
+)
+def test_labels_of_a_wrong_shape_are_named_and_shown_as_they_were_given(labels, shown):
+    logits, features = torch.zeros(8, 3), torch.zeros(8, 6)
+    with pytest.raises(ValueError, match=f"labels .*{shown}"):
+        NCRLoss(k=3)(logits, features, labels)
+
+
+def test_logits_without_classes_are_refused():
+    with pytest.raises(ValueError, match="logits"):
+        NCRLoss(k=3)(torch.zeros(8), torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64))

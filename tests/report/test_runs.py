@@ -127,7 +127,7 @@ def test_without_a_split_runs_are_compared_where_most_have_an_accuracy(tmp_path)
 def test_only_finite_numbers_are_numbers_of_a_result(tmp_path):
     odd = {"nan": float("nan"), "yes": True, "huge": 10**400, "text": "1", "whole": 3}
     run = read_run(write_run(tmp_path / "a", result={"metrics": {"test": odd, "odd": 1}}))
-    assert run.metrics() == [("test", "whole")]
+    assert run.metrics() == [("metrics", "test", "whole")]
     assert run.number("metrics", "test", "whole") == 3.0
     for name in ("nan", "yes", "huge", "text", "missing"):
         assert run.number("metrics", "test", name) is None

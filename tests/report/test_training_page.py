@@ -333,3 +333,10 @@ def test_a_missing_extra_is_an_import_error_with_its_cure(tmp_path, monkeypatch,
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=r"pip install .*report"):
         write_report([], tmp_path / "r.html", title="T")
+
+
+def test_a_metric_that_was_added_to_the_result_is_a_column_of_the_report(undrawn, tmp_path):
+    added = {"macro_f1": {"test": 0.625}, "entropy": 0.25, "seconds": 3.0}
+    text = undrawn(write_run(tmp_path / "a", result=added)).text
+    assert "macro_f1 (test)entropy" in text
+    assert "0.62500.2500" in text

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearsay import distributed
-from nearsay.batch import Files, Labels, Split
+from nearsay.batch import DataInfo, Files, Labels, Split
 from nearsay.data import Folder, Toy
 from nearsay.errors import NoSplit
 from nearsay.experiment import Experiment
@@ -356,3 +356,23 @@ def test_files_that_are_in_two_splits_are_refused(tmp_path):
     (tmp_path / "test/cat/copy.png").write_bytes((tmp_path / "train/dog/1.png").read_bytes())
     with pytest.raises(ValueError, match=r"'test/cat/copy.png'.*'train/dog/1"):
         open_splits(folder)
+
+
+@pytest.mark.parametrize("opened", [torch.zeros(3, 2), (torch.zeros(3, 2), torch.zeros(3))])
+def test_a_data_set_that_opens_no_split_is_refused_with_what_it_opened(opened):
+    with pytest.raises(ValueError, match=r"Given\.open must return Split.*Tensor"):
+        open_splits(Experiment(data=Given({"train": opened}), backbone=MLP()))
+
+
+def test_a_description_that_differs_from_the_data_is_refused():
+    @dataclass(frozen=True)
+    class Described(Given):
+        num_examples: int = 3
+
+        def describe(self):
+            return DataInfo(3, (2,), self.num_examples)
+
+    train = {"train": Split(torch.zeros(3, 2), labels(0, 1, 2))}
+    assert len(open_splits(Experiment(data=Described(train), backbone=MLP())).train) == 3
+    with pytest.raises(ValueError, match=r"describe must return num_examples=3"):
+        open_splits(Experiment(data=Described(train, num_examples=4), backbone=MLP()))

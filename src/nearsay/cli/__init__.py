@@ -129,8 +129,17 @@ def _run(words: list[str], *, is_process: bool) -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         message = explain(error, code, takes_batches=words[0] in _WITH_BATCHES)
+        if message.startswith("internal error"):
+            message = _explain_own_code(error) or message
         print(f"{'' if is_stopped else 'error: '}{message}", file=sys.stderr)
         return code
+
+
+def _explain_own_code(error: BaseException) -> str | None:
+    """Where a user's own loss, data set or network failed; None if it did not."""
+    from nearsay.config.own_files import explain_own  # noqa: PLC0415  # --help does not need it
+
+    return explain_own(error)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -145,6 +145,11 @@ def call_source(source: object, arguments: Mapping[str, object]) -> Call:
         # A path is never the name of a recipe.
         name = os.path.join(".", str(os.fspath(source)))
     else:
+        check(
+            hasattr(source, "open"),
+            "source must be a recipe, the path of data, an Experiment or a data set with a method "
+            f"open(split), got {quoted(source)}.",
+        )
         name = "dataset"
         objects = {"data": source, **objects}
     split_pairs([f"{key}={text}" for key, text in words.items()])

@@ -181,6 +181,15 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}{line}: {first_line(error)}"
 
 
+def explain_own(error: BaseException) -> str | None:
+    """The error in one sentence if a user's file has raised it, or called what raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [frame.filename for frame in frames if frame.filename in _FINDER.filenames]
+    if not files:
+        return None
+    return f"{quoted(os.path.basename(files[-1]))} must run without errors: {describe(error)}"
+
+
 @contextmanager
 def user_code(sentence: str) -> Iterator[None]:
     """Turn any error of a user's code into a ConfigError that begins with the sentence."""

@@ -218,9 +218,13 @@ class _Change:
         names = _settable(value)
         if step not in names:
             what = f"{where} ({type(value).__name__})" if where else "an experiment"
+            # Such as a hyper-parameter of the user's own formula.
+            inner = [name for name in names if step in _parts(getattr(value, name), None)]
+            path = ".".join([*self.steps[:depth], *inner, step])
+            cure = f". Use {path}={self.text}." if where and len(inner) == 1 else ""
             raise ConfigError(
                 f"{quoted(step)} must be a field of {what}: {', '.join(names) or 'none'}"
-                f"{nearest(step, names) or '.'}"
+                f"{cure or nearest(step, names) or '.'}"
             )
         kind = declared_types(type(value), type(value).__name__)[step]
         return replace(value, **{step: self.of(getattr(value, step), kind, depth + 1)})

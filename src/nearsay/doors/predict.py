@@ -200,6 +200,8 @@ def _read_inputs(data: Any) -> tuple[list[str] | None, Tensor | Files, str]:
     """The name of each example, what the network is to see, and the first file of features."""
     if isinstance(data, str | Path):
         data = [data]
+    if data is None:
+        raise ValueError("data must be an array, a table or paths, got None.")
     are_paths = isinstance(data, list | tuple) and all(isinstance(p, str | Path) for p in data)
     if not are_paths:
         return None, _as_tensor(data), ""
@@ -244,8 +246,10 @@ def _images(paths: Sequence[Path]) -> tuple[list[str], Files]:
             names += _images_below(path)
         elif path.suffix.lower() in _PATH_TABLES:
             names += _images_of_table(path)
-        else:
+        elif is_image(path.name) or path.exists():
             names.append(str(path))
+        else:
+            raise ValueError(f"data must be paths that exist, got {str(path)!r}.")
     places = [os.path.abspath(name) for name in names]
     root = os.path.commonpath([os.path.dirname(place) for place in places])
     below = tuple(Path(os.path.relpath(place, root)).as_posix() for place in places)

@@ -1,5 +1,6 @@
 """What losses share: a formula of (logits, targets) as an objective, and the masking of padding."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class LossFunction:
             raise ValueError(
                 f"function must be callable with (logits, targets), got {self.function!r}."
             )
+        if not _takes_two(self.function):
+            raise ValueError(
+                f"{self.name} must take two arguments, (logits, targets), got the signature "
+                f"{inspect.signature(self.function)}."
+            )
 
     @property
     def name(self) -> str:
@@ -80,6 +86,12 @@ class LossFunction:
                 f"{self.name} must return one loss per row, of shape {tuple(weights.shape)}, "
                 f"got {shape}. Take no mean over the batch."
             )
+        has_gradient = rows.requires_grad or not outputs.logits.requires_grad
+        if torch.is_grad_enabled() and not has_gradient:
+            raise ValueError(
+                f"{self.name} must have a gradient with respect to the logits, got none. "
+                "Compute it without detach(), numpy() and argmax()."
+            )
         total = distributed.mean(rows * weights, weights)
         return Loss(total, {self.name: total.detach()})
 
@@ -108,6 +120,19 @@ def as_objective(value: object, *, name: str = "objective") -> Objective:
             f"got {value!r}."
         )
     return LossFunction(function=value)
+
+
+def _takes_two(function: Formula) -> bool:
+    """Whether it can be called with logits and targets, as far as its signature is known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def upcast(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from nearsay.losses.base import Formula, as_objective, real_rows
 from nearsay.losses.cross_entropy import CrossEntropy, cross_entropy
 from nearsay.losses.memory_bank import Bank
 from nearsay.losses.ncr import NCR, Variant
-from nearsay.validation import check_number, check_tensors, check_whole
+from nearsay.validation import check_number, check_tensors, check_that, check_whole
 
 # Frozen, so it may be shared.
 _CROSS_ENTROPY = CrossEntropy()
@@ -390,10 +390,30 @@ def _batch(logits: Tensor, labels: Any, indices: Tensor | None) -> Batch:
         first = distributed.rank() * len(logits)
         indices = first + torch.arange(len(logits), device=logits.device)
     check_tensors(indices=indices)
+    _check_labels(labels, logits)
     targets = labels
     if not labels.is_floating_point():
         targets = one_hot(labels.long().clamp(min=-1), logits.shape[1])
     return Batch(inputs=logits, targets=targets, indices=indices.to(logits.device))
+
+
+def _check_labels(labels: Tensor, logits: Tensor) -> None:
+    """Refuse labels that do not fit the logits by the name that the caller knows."""
+    check_that(logits.ndim == 2, "logits", "two-dimensional", tuple(logits.shape))
+    rows, num_classes = logits.shape
+    shape = tuple(labels.shape)
+    if labels.is_floating_point():
+        is_right = shape == (rows, num_classes)
+        condition = f"class numbers ({rows},) or distributions ({rows}, {num_classes})"
+        text = f"floats {shape}" if len(shape) == 1 else f"{shape}"
+        hint = "Use labels.long()." if len(shape) == 1 else ""
+    else:
+        is_right = shape == (rows,)
+        condition = f"class numbers ({rows},)"
+        text = f"{shape}"
+        hint = "Use labels.float() for distributions." if shape == (rows, num_classes) else ""
+    if not is_right:
+        raise ValueError(f"labels must be {condition}, got {text}.{hint and f' {hint}'}")
 
 
 def _plain_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

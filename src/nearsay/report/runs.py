@@ -20,7 +20,7 @@ from nearsay.batch import Labels, Predictions
 from nearsay.files import load_sealed
 from nearsay.metrics import aligned, confidence
 from nearsay.noise import MeasuredNoise, fingerprint, measure_noise
-from nearsay.training.progress import counted, plain
+from nearsay.training.progress import added_metrics, counted, plain
 
 CURE = "Train the run again, or leave it out."
 _UNFINISHED = "Train the run to its end, or leave it out."
@@ -55,14 +55,14 @@ class FinishedRun:
             value = value.get(name) if isinstance(value, dict) else None
         return _finite(value)
 
-    def metrics(self) -> list[tuple[str, str]]:
-        """Split and name of every number below `metrics` in the result, in their order."""
-        names = []
+    def metrics(self) -> list[tuple[str, ...]]:
+        """The path in the result of every number that no other table shows, in their order."""
+        names = [path for path in added_metrics(self.result) if self.number(*path) is not None]
         # A file of another program may hold anything here, so only numbers of a split count.
         for split, values in _items(self.result.get("metrics")):
             for name, value in _items(values):
                 if _finite(value) is not None:
-                    names.append((split, name))
+                    names.append(("metrics", split, name))
         return names
 
     def relabeled(self) -> str | None:

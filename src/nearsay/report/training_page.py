@@ -389,14 +389,16 @@ def _tables(
 
 
 def _metric_columns(comparison: Comparison) -> list[Column]:
-    """A column for each number that a run has recorded below `metrics` in its result."""
-    metrics: list[tuple[str, str]] = []
+    """A column for each number in the result of a run that no other table shows."""
+    metrics: list[tuple[str, ...]] = []
     for run in comparison.runs():
         metrics += run.metrics()
     columns = []
-    for split, name in dict.fromkeys(metrics):
-        heading = f"{name} ({split.replace('_', ' ')})"
-        columns.append(Column(heading, ("metrics", split, name), 1, 4))
+    for path in dict.fromkeys(metrics):
+        # metrics, split, name is how another program adds them; name, split is how we do.
+        name, *split = (path[2], path[1]) if len(path) == 3 else path
+        heading = f"{name} ({split[0].replace('_', ' ')})" if split else name
+        columns.append(Column(heading, path, 1, 4))
     return columns
 
 

@@ -346,6 +346,19 @@ def metric_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), f"{number:.4g}"
 
 
+def added_metrics(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The path of each number that an added metric has in a `result.json`: name, or name, split."""
+    others = {"metrics", *_RESULT_FACTS, *(words.split()[0] for words in _METRIC_WORDS)}
+    for name, value in result.items():
+        if name in others:
+            continue
+        if not isinstance(value, Mapping):
+            yield (name,)
+            continue
+        for part in value:
+            yield (name, part)
+
+
 def percent(share: float | None) -> str:
     """A share as 81.3 %; a dash for None and NaN."""
     return "-" if share is None or share != share else f"{100 * share:.1f} %"

@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nearsay import distributed, rng
-from nearsay.batch import Files, Inputs, Labels, Noise, Split
+from nearsay.batch import DataInfo, Dataset, Files, Inputs, Labels, Noise, Split
+from nearsay.data.inspect import describe
 from nearsay.data.labels_file import digest_inputs, file_size, read_relabeled, recorded_digest
 from nearsay.data.loader import Order, Rows, Stream, is_resident, num_workers, training_reader
-from nearsay.errors import NoSplit
+from nearsay.errors import DataError, NoSplit
 from nearsay.experiment import Experiment
 from nearsay.noise import OpenSet, split_balanced
 
@@ -105,10 +106,37 @@ def open_splits(experiment: Experiment) -> Splits:
 
 def open_train(experiment: Experiment) -> Split:
     """The train split before noise of labels, with the images that open-set noise puts in."""
-    inputs, labels = experiment.data.open("train")
+    opened = experiment.data.open("train")
+    _check_opened(experiment.data, opened)
+    inputs, labels = opened
     if isinstance(experiment.noise, OpenSet) and len(labels.given):
         inputs = _with_foreign_images(experiment, experiment.noise, inputs, labels)
     return Split(inputs, labels)
+
+
+def _check_opened(data: Dataset, opened: Any) -> None:
+    """Refuse what no split is, and a user's own description that differs from the data."""
+    is_pair = isinstance(opened, tuple) and len(opened) == 2
+    if not is_pair or not isinstance(opened[1], Labels) or not hasattr(opened[0], "__len__"):
+        parts = opened if isinstance(opened, tuple) else (opened,)
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise DataError(
+            f"{type(data).__name__}.open must return Split(inputs, Labels(...)), got ({kinds})."
+        )
+    inputs, labels = opened
+    # The descriptions of our own data sets are tested, and some of them read a whole folder.
+    is_ours = type(data).__module__.partition(".")[0] == "nearsay"
+    if is_ours or not hasattr(data, "describe"):
+        return
+    described = describe(data)
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else None
+    actual = DataInfo(len(labels.classes), shape, len(inputs))
+    for name, said, real in zip(DataInfo._fields, described, actual, strict=True):
+        if said is not None and real is not None and said != real:
+            raise DataError(
+                f"{type(data).__name__}.describe must return {name}={real}, as open has, "
+                f"got {said}."
+            )
 
 
 def select(inputs: Inputs, rows: Tensor) -> Inputs:
