@@ -217,6 +217,7 @@ PAYLOADS = [
     "${alert(1)} `+alert(1)+` \\u003cscript\\u003e",
     "&lt;script&gt;alert(1)&lt;/script&gt;",
     "alert(1)//\u202egpj.exe",
+    "one line\u2028and\u2029another",
 ]
 
 
@@ -225,7 +226,7 @@ def render_with(texts, root, monkeypatch):
     num = SIZE * len(texts)
     names = []
     for number, text in enumerate(texts * (SIZE + 1)):
-        names.append(f"{text}\u2028 {number // len(texts)}")
+        names.append(f"{text} {number // len(texts)}")
     reasons = {root / name: texts[number % len(texts)] for number, name in enumerate(names)}
 
     def fail(path):

@@ -278,7 +278,7 @@ def is_shown(place, reader, text):
     """Whether a part of the page shows the text as that place puts it."""
     suspects = reader.parts["The most suspicious labels"]
     places = {
-        "file name": f"{text}\u2028 0" in reader.points()["file"],
+        "file name": f"{text} 0" in reader.points()["file"],
         "label": f"given{text}seems" in suspects,
         "class": text in reader.points()["classes"],
         "config": text in reader.parts["The experiment"],
