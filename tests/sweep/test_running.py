@@ -281,3 +281,17 @@ def test_a_signal_reaches_every_process_once(stand_in):
     thread.join()
     assert stop.value.code == 143
     assert sorted((stand_in / "log").read_text().split()) == ["begin9", "begin9", "stop9", "stop9"]
+
+
+def test_an_error_in_a_file_of_the_user_is_named_by_that_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    # The first call, with two rows, happens before the training.
+    (tmp_path / "bad.py").write_text(
+        "def loss(logits, targets):\n"
+        "    if len(logits) > 2:\n"
+        "        raise KeyError('nothing')\n"
+        "    return logits.sum(dim=1)\n"
+    )
+    words = ["sweep", "toy", "epochs=1", "noise=0.2,0.4", "method=bad.py:loss", "--quiet"]
+    assert cli.main([*words, "--out", "s"]) == 70
+    assert "line 3 of bad.py" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from nearsay import distributed
+from nearsay.config.own_files import explain_own
 from nearsay.errors import (
     CANNOT_CREATE,
     INTERNAL,
@@ -156,7 +157,11 @@ def _finished(planned: Planned, folder: Path) -> Outcome | None:
 
 def _failed(planned: Planned, target: Path, error: Exception) -> Outcome:
     code = exit_code(error)
-    return Outcome(planned.name, planned.words, target, code=code, error=explain(error, code))
+    message = explain(error, code)
+    if message.startswith("internal error"):
+        # A loss or data set of the user may have failed.
+        message = explain_own(error) or message
+    return Outcome(planned.name, planned.words, target, code=code, error=message)
 
 
 def _side_by_side(
