@@ -102,7 +102,7 @@ def test_an_onnx_file_stands_alone_and_refuses_what_does_not_fit(features_run, o
     for wrong in (some_images(), files, torch.zeros(2, 31), double, torch.zeros(0, 32)):
         with pytest.raises(ValueError, match=r"^inputs"):
             predict_onnx(alone, wrong)
-    with pytest.raises(ValueError, match=r"model\.onnx must be a file"):
+    with pytest.raises(ValueError, match=r"model\.onnx"):
         predict_onnx(tmp_path, torch.zeros(2, 32))
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(ValueError, match=r"bad\.onnx .*ONNX"):
