@@ -1,6 +1,6 @@
 """The numbers of one cell of a table, from its records: means over seeds, detection, cost, as text.
 
-`fill` puts such numbers into a text that is written by hand, so that nobody types them:
+`fill` puts such numbers into a text, so they are never typed by hand:
 `{RUN final}` is the mean over the seeds of the runs of that name, `{RUN-seed-0 best}` a number of
 one run, and `{RUN final - 96.0}` says "0.2 above" or "below" the number after the minus sign, which
 may also be another pair of run and kind.
@@ -30,9 +30,8 @@ class Numbers:
     """All records, to be asked for those of a cell."""
 
     records: dict[str, Record]  # by name
-    changed: frozenset[str] = (
-        frozenset()
-    )  # names of runs whose settings are no more those of the recipe
+    # Names of runs recorded with other settings than the recipe has now.
+    changed: frozenset[str] = frozenset()
 
     def of(self, wanted: Wanted) -> list[Record]:
         """The runs that differ from the wanted one in nothing but their seed, by seed.
@@ -161,7 +160,7 @@ def _key(recipe: str, arguments: Iterable[str], overrides: Iterable[str]) -> Key
 
 
 class Kind(NamedTuple):
-    """A number of a run, and how many digits are told of it."""
+    """A number of a run, and how many of its digits are printed."""
 
     find: Callable[[Record], float]  # KeyError or TypeError where a run has none
     digits: int = 1
@@ -213,7 +212,7 @@ def _told(reference: str, numbers: Numbers) -> str:
     except (ValueError, KeyError, TypeError) as error:
         kinds = ", ".join((*_KINDS, "seeds"))
         raise ValueError(
-            f"{{{reference}}} is no number of a run; write {{RUN KIND}} or {{RUN KIND - NUMBER}} "
+            f"{{{reference}}} must name a number of a run. Write {{RUN KIND}} or {{RUN KIND - NUMBER}} "
             "with a name of benchmarks/records/ with or without its -seed-N for RUN, and for KIND "
             f"one of {kinds}"
         ) from error

@@ -5,14 +5,13 @@ The form is `{name} must be {condition}, got {value!r}.` with, if it helps, one 
 `hint`.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Real
 from operator import index
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -129,12 +128,6 @@ def reading(
         if isinstance(cause, FileNotFoundError):
             reason = "does not exist"
         raise error(f"{path} {reason}.{hint and f' {hint}'}") from cause
-
-
-def read_json(path: Path, *, hint: str = "", error: Callable[[str], Exception] = ValueError) -> Any:
-    """What a JSON file holds, with or without a byte order mark; an error that names the file."""
-    with reading(path, hint=hint, error=error):
-        return json.loads(path.read_text("utf-8-sig"))
 
 
 def can_look(tensor: Tensor) -> bool:
